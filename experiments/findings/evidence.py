@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from experiments.errors import UserError
@@ -25,9 +26,10 @@ COLUMNS = (
 
 def alike(rows: pd.DataFrame, **values: Any) -> pd.DataFrame:
     """The rows that have these values in their columns."""
+    kept = np.ones(len(rows), bool)
     for column, value in values.items():
-        rows = rows[rows[column] == value]
-    return rows
+        kept &= (rows[column] == value).to_numpy(bool)
+    return rows[kept]
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +150,10 @@ def gather(studies: Sequence[PlannedStudy], records: Sequence[pd.DataFrame]) -> 
         if scores
         else pd.DataFrame(columns=list(SCORE_COLUMNS))
     )
-    return Evidence(studies[0].scale, pd.DataFrame(list(rows.values()), columns=COLUMNS), kept)
+    planned = pd.DataFrame(list(rows.values()), columns=COLUMNS)
+    # Text as objects: pandas compares it in half the time.
+    planned = planned.astype(dict.fromkeys(planned.select_dtypes("str"), object))
+    return Evidence(studies[0].scale, planned, kept)
 
 
 @functools.lru_cache(maxsize=4)

@@ -227,7 +227,7 @@ def nine(evidence: Evidence, study: str = "") -> tuple[Finding, ...]:
 
 
 @functools.lru_cache(maxsize=4)
-def supporting(evidence: Evidence, study: str = "") -> list[list[Finding]]:
+def supporting(evidence: Evidence, study: str) -> list[list[Finding]]:
     """The supporting claims at a scale, or those of a study."""
     own = [claim for claim in claims.supporting() if study in ("", claim.study)]
     return [of_claim(claim, evidence) for claim in own]

@@ -228,7 +228,7 @@ def render_index(
         "cards": shown,
         "negative": [
             found
-            for found in (*nine, *itertools.chain(*ledger.supporting(evidence)))
+            for found in (*nine, *itertools.chain(*ledger.supporting(evidence, "")))
             if found.word.word in (OPPOSITE, SMALLER)
         ],
         "ours": cards.ours,

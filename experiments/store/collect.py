@@ -100,26 +100,15 @@ def _measured(
     return [(name, float(row[name])) for name in names if isinstance(row[name], int | float)]
 
 
-def _layer_rows(record: Record) -> list[Row]:
-    """Sparsity, churn and exploration of each sparse weight at the end of training."""
-    return [
-        {
-            "metric": f"layer_{metric}",
-            "value": layer.get(metric),
-            "split": "train",
-            "task": f"layer:{layer['name']}",
-        }
-        for layer in record.layers
-        for metric in ("sparsity", "target", "churn", "itop")
-    ]
-
-
 def record_rows(record: Record | dict[str, Any], study_name: str) -> list[Row]:
-    """The tidy rows of one record; see ``RECORD_COLUMNS``."""
+    """The tidy rows of one record; see ``RECORD_COLUMNS``.
+
+    Layers and single classes are in the Parquet files ``layers`` and ``scores`` alone.
+    """
     record = Record.model_validate(record)
-    trained = [row for row in _training_rows(record) + _layer_rows(record)
-               if row["value"] is not None]  # fmt: skip
-    rows = [*trained, *evaluation_rows(record)]
+    trained = [row for row in _training_rows(record) if row["value"] is not None]
+    scored = [row for row in evaluation_rows(record) if not row["task"].startswith("class:")]
+    rows = [*trained, *scored]
     identity = _identity(record, study_name)
     return [identity | {key: v for key, v in row.items() if v is not None} for row in rows]
 
