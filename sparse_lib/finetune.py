@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 
 from sparse_lib.algorithms.static import Static
 from sparse_lib.core.group import Group
+from sparse_lib.core.mistakes import has_adapter
 from sparse_lib.core.parameter import is_quantized
 from sparse_lib.layers import default_filter
 
@@ -40,8 +40,7 @@ def keep_zeros(model: nn.Module, optimizer: Any = None) -> Group:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"keep_zeros takes a torch module first, not {type(model).__name__}")
-    peft = sys.modules.get("peft.tuners.tuners_utils")
-    if peft is not None and any(isinstance(m, peft.BaseTunerLayer) for m in model.modules()):
+    if any(map(has_adapter, model.modules())):
         raise ValueError(
             "the model has adapters of peft, which merge into the zeros; use "
             "sparse_lib.integrations.peft.keep_zeros"

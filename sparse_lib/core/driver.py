@@ -53,6 +53,7 @@ class Driver:
     def __init__(self, owner: Applied) -> None:
         self._owner = weakref.ref(owner)
         self._models: list[weakref.ref[nn.Module]] = []
+        self._places: list[parameter.Place] = []  # of masked modules and those around them
         self._told_of_missed = False
         self._unplug()
 
@@ -91,9 +92,12 @@ class Driver:
     def apply_to_model(self, model: nn.Module) -> None:
         """Give a model's parameters to the algorithms, and make their first masks."""
         gone = self._replaced()
-        masks = {id(sparse.param): sparse.mask for sparse in gone}
+        masks = {id(sparse.param): sparse.mask for sparse in gone if sparse.fits}
         for module in {id(sparse.module): sparse.module for sparse in gone}.values():
             self.detach(module)
+        for sparse in gone:
+            if not sparse.fits:
+                parameter.strip(sparse)
         parameter.take_over(model, masks)
         owner = self.owner
         assert owner is not None  # who is applied is there
@@ -102,6 +106,7 @@ class Driver:
         root = parameter.unwrap(model)
         if not any(known() is root for known in self._models):
             self._models.append(weakref.ref(root))
+        self._look_at_places()
         self.find_not_held()
 
     def _sparsify(self, model: nn.Module, parts: list[tuple[SparsityAlgorithm, Found]]) -> None:
@@ -141,10 +146,27 @@ class Driver:
         for sparse in algorithm.sparse_params.values():
             sparse.guard.claim(type(algorithm).__name__, self, algorithm.masks_gradients)
 
+    @property
+    def models(self) -> list[nn.Module]:
+        """The models that the algorithms were applied to and that are there still."""
+        return [model for known in self._models if (model := known()) is not None]
+
     def _replaced(self) -> list[SparseParameter]:
-        """Sparse parameters whose module is in none of the models, and another one in its place."""
-        models = [model for known in self._models if (model := known()) is not None]
-        return parameter.replaced(self.params.values(), models)
+        return parameter.replaced(self.params.values(), self.models)
+
+    def check_places(self, *, anyway: bool = False) -> None:
+        """Raise ValueError where a masked module or weight was replaced since; warn of adapters."""
+        if anyway or any(map(parameter.has_other, self._places)):
+            self._look_at_places()
+            mistakes.warn_of_adapters(self.models)
+
+    def _look_at_places(self) -> None:
+        if gone := [sparse.name for sparse in self._replaced()]:
+            raise ValueError(
+                f"the module or weight of {some(gone)} was replaced in the model after sparsity "
+                "was applied; apply the algorithm to the model again, then to the optimizer"
+            )
+        self._places = parameter.places_of(self.params.values(), self.models)
 
     def detach(self, module: nn.Module | Optimizer | None = None) -> None:
         """See `sparse_lib.SparsityAlgorithm.detach`."""
@@ -169,9 +191,10 @@ class Driver:
     def apply_to_optimizer(self, given: Any) -> None:
         """Enforce and update masks in the steps of an optimizer, or of the one it wraps."""
         optimizer = optimizers.stepping(given)
+        self.check_places(anyway=True)
         if (known := self.optimizer) is not None:
             if known is optimizer:
-                self.find_not_held()
+                self._tell_not_held()
                 return
             raise ValueError(
                 "this algorithm already drives another optimizer; let go of it first with "
@@ -192,15 +215,16 @@ class Driver:
         for name, sparse in params.items():
             parameter.check_driven(name, sparse)
         held = optimizers.params_of(optimizer)
-        if gone := [sparse.name for sparse in self._replaced()]:
-            raise ValueError(
-                f"the module of {some(gone)} was replaced in the model after sparsity was applied; "
-                "apply the algorithm to the model again, then to the optimizer"
-            )
         if not any(id(sparse.param) in held for sparse in params.values()):
+            is_frozen = not any(sparse.param.requires_grad for sparse in params.values())
             raise ValueError(
-                "the optimizer holds none of the sparse parameters; if the model was copied since, "
-                "call detach() on the algorithm and apply it to the copy first"
+                "the optimizer holds none of the sparse parameters; "
+                + (
+                    "they are frozen, and their masks stay without it"
+                    if is_frozen
+                    else "if the model was copied since, call detach() on the algorithm and apply "
+                    "it to the copy first"
+                )
             )
         self.connect(optimizer, optimizers.innermost(given))
         for sparse in params.values():
@@ -211,6 +235,9 @@ class Driver:
         for sparse in params.values():
             sparse.guard.is_left()
         self.prepare_next_step()
+        self._tell_not_held()
+
+    def _tell_not_held(self) -> None:
         if lacking := self.find_not_held():
             warn(
                 f"the optimizer does not hold {some(lacking)}, which the algorithm sparsifies; "
@@ -284,14 +311,19 @@ class Driver:
             self._looks_for_state = False
             for member in self.members:
                 mistakes.warn_of_lost_state(member, optimizer, self._optimizer_was_loaded)
-        params = self.params
+        params, is_new = self.params, False
         for name, sparse in params.items():
             if sparse.module._parameters.get(sparse.param_name) is None:
                 raise RuntimeError(
                     f"{name!r} was taken out of its module after sparsity was applied; change the "
                     "model first, then apply"
                 )
+            is_new = is_new or sparse.guard.is_new
             sparse.guard.ensure()
+        self.check_places(anyway=is_new)
+        if is_new:
+            self._tell_not_held()
+        for sparse in params.values():
             sparse.guard.is_being_written()
         self._check_ties(params)
 

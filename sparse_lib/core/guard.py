@@ -78,6 +78,7 @@ class MaskGuard:
         # Parameter, version and memory that an optimizer's step left masked; the first alone
         # while it goes on.
         self._left: tuple[int, ...] = ()
+        self._was_frozen = False  # when last looked at
         self._trained = False  # a gradient came since the weight was last looked at
         self._missed_steps = 0
 
@@ -264,10 +265,15 @@ class MaskGuard:
         if param is not None and not param.is_inference():
             self._left = _state_of(param)
 
+    @property
+    def is_new(self) -> bool:
+        """Whether the module's parameter is another one than an optimizer's step left masked."""
+        return id(self.param) not in self._left[:1]
+
     def _settle_written(self, param: nn.Parameter) -> None:
         """Mask a weight written between steps; if through ``.data`` in place, at the next one."""
         # functional_call puts parameters of the caller's in place, which are not ours to change.
-        if id(param) not in self._left[:1] or self._left == _state_of(param):
+        if self.is_new or self._left == _state_of(param):
             return
         if self.mask is None or shards.is_sharded(self.mask) != shards.is_sharded(param):
             return
@@ -310,6 +316,9 @@ class MaskGuard:
         average weights of other masks.
         """
         driver, param = self.driver, self.module._parameters.get(self.name)
+        if driver is not None and param is not None and self._was_frozen == param.requires_grad:
+            self._was_frozen = not param.requires_grad
+            driver.check_places()
         if driver is not None and param is not None and driver.drives(param):
             if isinstance(param, nn.Parameter):
                 self._settle_written(param)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim import Optimizer
 
+from sparse_lib.core.guard import guards
 from sparse_lib.core.parameter import SparseParameter, some, warn
 from sparse_lib.masks import shards
 from sparse_lib.masks.shapers import NMScoreShaper
@@ -83,6 +85,29 @@ def warn_of_frozen(
             f"{some(cut)} is frozen: what the mask drops there is lost, and no training makes up "
             "for it; leave it out by param_filter, or, for adapters of a pruned base, call "
             "sparse_lib.integrations.peft.keep_zeros"
+        )
+
+
+def has_adapter(module: nn.Module) -> bool:
+    """Whether a module is a layer of peft's, around one of the model's."""
+    peft = sys.modules.get("peft.tuners.tuners_utils")
+    return peft is not None and isinstance(module, peft.BaseTunerLayer)
+
+
+def warn_of_adapters(models: Sequence[nn.Module]) -> None:
+    """Warn of adapters of masked weights that are not masked, as peft's keep_zeros would."""
+    free = {
+        name: module
+        for model in models
+        for name, module in model.named_modules()
+        if has_adapter(module) and "_unmasked_delta" not in vars(module)
+        if guards(module.get_base_layer())
+    }
+    if free:
+        warn(
+            f"the adapters of {some([*free])} are dense and the weights under them masked, so what "
+            "is merged would be cut by the masks; call sparse_lib.integrations.peft.keep_zeros "
+            "after get_peft_model"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,10 @@ _SHARD_FIRST = "call fully_shard before sparsity.apply"
 
 #: Attribute of parameters on the meta device to which an algorithm may be applied, for a plan.
 IS_PLANNED = "_is_planned"
+
+
+Place = tuple["weakref.ref[nn.Module]", str, "weakref.ref[nn.Module]"]
+"""A module, the name there of one of its children, and that child."""
 
 
 @dataclass
@@ -172,6 +177,12 @@ class SparseParameter:
         """Work of one step with the present mask, with a dense weight gradient or without."""
         present = num_true(self.mask)
         return Work(present, int(dense_gradient), present * dense_gradient)
+
+    @property
+    def fits(self) -> bool:
+        """False if the module has a parameter of another shape than the mask's by now."""
+        param, mask = self.module._parameters.get(self.param_name), self.mask
+        return param is None or mask is None or param.shape == mask.shape
 
     @property
     def sparsity(self) -> float:
@@ -351,12 +362,39 @@ def attach(sparse: SparseParameter) -> None:
 def replaced(
     params: Iterable[SparseParameter], models: Sequence[nn.Module]
 ) -> list[SparseParameter]:
-    """Those whose module is in none of the models, while another one has its place."""
+    """Those of another shape than their mask, or whose module's place in the models another has."""
     modules = [(n, module) for model in models for n, module in model.named_modules()]
     inside, taken = {id(m) for _, m in modules}, {WRAPPER.sub("", f"{n}.") for n, _ in modules}
     return [
-        s for s in params if id(s.module) not in inside and f"{s.name.rpartition('.')[0]}." in taken
+        s
+        for s in params
+        if not s.fits or id(s.module) not in inside and f"{s.name.rpartition('.')[0]}." in taken
     ]
+
+
+def places_of(params: Iterable[SparseParameter], models: Sequence[nn.Module]) -> list[Place]:
+    """Places of masked modules, and of all modules around them."""
+    masked, places = {id(sparse.module) for sparse in params}, []
+    for model in models:
+        ways = {path for path, module in model.named_modules() if id(module) in masked}
+        ways |= {path[:at] for path in ways for at, dot in enumerate(path) if dot == "."}
+        for path in ways - {""}:
+            owner, _, name = path.rpartition(".")
+            module = model.get_submodule(path)
+            places.append((weakref.ref(model.get_submodule(owner)), name, weakref.ref(module)))
+    return places
+
+
+def has_other(place: Place) -> bool:
+    """Whether another module, or none, is where one was."""
+    owner, name, module = place[0](), place[1], place[2]()
+    return owner is not None and owner._modules.get(name) is not module
+
+
+def strip(sparse: SparseParameter) -> None:
+    """Take the guard and the mask away from a weight that has another shape now."""
+    sparse.guard.remove()
+    del sparse.module._buffers[mask_name(sparse.param_name)]
 
 
 def take_over(model: nn.Module, masks: Mapping[int, Tensor]) -> None:

@@ -135,7 +135,10 @@ def test_a_replaced_module_can_be_sparsified(make):
     train(model, optimizer)
     model[2] = nn.Linear(16, 8)
     optimizer.add_param_group({"params": model[2].parameters()})
-    train(model, optimizer, steps=1)
+    with pytest.raises(
+        ValueError, match=r"module or weight of '2\.weight' and 1 more was replaced"
+    ):
+        train(model, optimizer, steps=1)
     algorithm.apply(model)
     algorithm.apply(optimizer)
     assert algorithm.sparse_params["2.weight"].module is model[2]
@@ -179,11 +182,49 @@ def test_an_optimizer_of_replaced_modules_is_told_so():
     model, algorithm = network(), sl.RigL(0.5, seed=0)
     algorithm.apply(model)
     model[0], model[2] = nn.Linear(8, 16), nn.Linear(16, 8)
-    with pytest.raises(ValueError, match=r"the module of '0\.weight' and 3 more was replaced"):
+    with pytest.raises(
+        ValueError, match=r"module or weight of '0\.weight' and 3 more was replaced"
+    ):
         algorithm.apply(torch.optim.SGD(model.parameters(), lr=0.1))
     algorithm.apply(model)
     algorithm.apply(torch.optim.SGD(model.parameters(), lr=0.1))
     assert is_masked(model) and algorithm.sparse_params["2.weight"].module is model[2]
+
+
+def test_a_block_that_was_replaced_is_refused_and_one_that_was_wrapped_goes_on():
+    model, algorithm = nn.Sequential(network(), nn.Linear(8, 8)), sl.RigL(0.5, update=2, seed=0)
+    optimizer = driven(algorithm, model, torch.optim.SGD, 0.1)
+    model[0] = nn.Sequential(model[0])
+    train(model, optimizer)
+    assert is_masked(model)
+    model[0] = network()
+    with pytest.raises(ValueError, match=r"'0\.0\.weight' and 3 more was replaced"):
+        train(model, optimizer, steps=1)
+
+
+def test_a_weight_of_another_shape_is_refused_until_sparsity_is_applied_again():
+    model, algorithm = network(), sl.RigL(0.75, update=2, seed=0)
+    optimizer = driven(algorithm, model, torch.optim.SGD, 0.1)
+    model[0].weight = nn.Parameter(torch.randn(32, 8))
+    model[0].bias = nn.Parameter(torch.randn(32))
+    model[2].weight = nn.Parameter(torch.randn(8, 32))
+    for step in (lambda: train(model, optimizer), lambda: algorithm.apply(optimizer)):
+        with pytest.raises(ValueError, match=r"'0\.weight' and 2 more was replaced in the model"):
+            step()
+    algorithm.apply(model)
+    algorithm.apply(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
+    train(model, optimizer)
+    assert is_masked(model)
+    assert [int(model[at].weight_mask.sum()) for at in (0, 2)] == [64, 64]  # of 256
+
+
+def test_a_weight_that_was_replaced_is_masked_and_told_if_the_optimizer_does_not_hold_it():
+    model, algorithm = network(), sl.RigL(0.5, update=2, seed=0)
+    optimizer = driven(algorithm, model, torch.optim.SGD, 0.1)
+    model[0].weight = nn.Parameter(torch.randn(16, 8))
+    with pytest.warns(UserWarning, match=r"does not hold '0\.weight'"):
+        train(model, optimizer)
+    assert is_masked(model)
 
 
 def test_modules_that_take_the_weights_over_keep_masks_and_counts():
@@ -194,7 +235,9 @@ def test_modules_that_take_the_weights_over_keep_masks_and_counts():
     new.weight, new.bias = model[0].weight, model[0].bias
     model[0] = new  # as prepare_qat(model, inplace=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=r"the module of '0\.weight' and 1 more was replaced"):
+    with pytest.raises(
+        ValueError, match=r"module or weight of '0\.weight' and 1 more was replaced"
+    ):
         algorithm.apply(optimizer)
     algorithm.apply(model)
     algorithm.apply(optimizer)

@@ -87,6 +87,22 @@ def test_masks_that_the_base_has_already_are_kept():
     assert kept(model.merge_and_unload(), zeros)
 
 
+@pytest.mark.parametrize("drives", [False, True])
+def test_dense_adapters_of_masked_weights_are_told(drives):
+    base = make_model()
+    group = sl.configure({"sparsity": 0.7, "seed": 0})
+    group.apply(base)
+    if drives:
+        group.apply(torch.optim.SGD(base.parameters(), 0.1))
+    base(input_ids=TOKENS)
+    model = adapted(base, init_lora_weights=False)
+    with pytest.warns(UserWarning, match=r"adapters of 'model\.layers\.0.* are dense"):
+        model(input_ids=TOKENS)
+    assert keep_zeros(model) is group
+    merged = merged_alike(model)
+    assert kept(merged, {n: ~s.mask for n, s in group.sparse_params.items()})
+
+
 @pytest.mark.parametrize("forgets", [False, True])
 def test_an_adapter_that_is_added_later_is_masked_by_another_call(forgets):
     base = pruned()
