@@ -37,7 +37,8 @@ class Evidence:
     """Finished and planned runs of a scale.
 
     Attributes:
-        runs: One row per planned run; the columns are `COLUMNS`.
+        runs: One row per planned run; the columns are `COLUMNS`; a trial's study is the one that
+            it is for.
         scores: Tidy records of the finished ones.
     """
 
@@ -143,7 +144,8 @@ def gather(studies: Sequence[PlannedStudy], records: Sequence[pd.DataFrame]) -> 
     for study in sorted(studies, key=lambda study: bool(study.trials)):
         for run in study.runs:
             if run.id not in rows:
-                rows[run.id] = {"study": study.name, "trials": bool(study.trials), **_facts(run)}
+                name = study.trials_for[0] if study.trials_for else study.name
+                rows[run.id] = {"study": name, "trials": bool(study.trials), **_facts(run)}
     scores = [table[list(SCORE_COLUMNS)] for table in records if len(table)]
     kept = (
         pd.concat(scores).drop_duplicates(["run", "metric", "split", "task"])

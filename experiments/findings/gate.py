@@ -3,8 +3,8 @@
 1. At equal size, data and recipe no masked arm of the same architecture beats dense by more than
    two standard errors.
 2. The learning rate of every arm has a worse one on both sides, tried at the budget of the runs or
-   at half of it. Where the source gave all arms one rate, that of the dense model must. A scale
-   that tries no rate is a test of sparse arms, not of dense ones.
+   at half of it. Where the source gave all arms one rate, that of the dense model must. A study
+   that tries no rate at a scale is a test of sparse arms, not of dense ones.
 3. The larger dense model beats the smaller.
 
 Where runs start from another training, that one must pass (1) and (3) too.
@@ -119,7 +119,10 @@ def _rates(
     """The arm whose rate is not bracketed, in words, and how many rates each arm tried."""
     runs = evidence.runs
     plain = alike(rows, algorithm="dense", transform="")
-    if not (runs["trials"] & runs["run"].isin(evidence.finished)).any():
+    tried = runs[runs["trials"] & runs["run"].isin(evidence.finished)]
+    own = rows[rows["method"].isin([arm.method for arm in arms])]
+    same_arm = tried["data"].isin(own["data"]) & tried["masks"].isin(own["masks"])
+    if not (same_arm | tried["study"].isin(own["study"])).any():
         words = "no learning rate was tried at this scale"
         return (words, "") if {arm.method for arm in arms} & {*plain["method"]} else ("", words)
     losses, counts = evidence.values(LOSS), []
