@@ -7,7 +7,7 @@
    that tries no rate at a scale is a test of sparse arms, not of dense ones.
 3. The larger dense model beats the smaller.
 
-Where runs start from another training, that one must pass (1) and (3) too.
+Where runs start from another training, that one must pass too.
 """
 
 from __future__ import annotations
@@ -131,11 +131,10 @@ def _rates(
         arms = [arm for arm in reversed(arms) if arm in dense][:1] or sorted(dense)[:1]
         if not arms:
             return "no dense model shares it", ""
-        first = alike(plain, method=arms[0].method)["first"]
-        before = runs[runs["run"].isin(set(first) - {""})]
-        rows = pd.concat([rows, before])
-        arms += _arms(before)
-    for arm in arms:
+    first = rows.loc[rows["method"].isin([arm.method for arm in arms]), "first"]
+    before = runs[runs["run"].isin(set(first) - {""})]
+    rows = pd.concat([rows, before])
+    for arm in [*arms, *_arms(before)]:
         own = alike(rows, model=arm.model, method=arm.method, rate=arm.rate).iloc[0]
         same = ("model", "data", "batch", "masks", "transform", "stable")
         tries = alike(runs, **{column: own[column] for column in same})
