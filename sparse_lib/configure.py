@@ -78,7 +78,6 @@ def configure(config: Any) -> Group | None:
         raise SettingError(
             f"a sparsity config must be a number, a dict or a list of dicts, not {config!r}"
         )
-    group.must_match = True
     return group
 
 

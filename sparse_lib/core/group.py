@@ -38,9 +38,6 @@ class Group(Applied):
         ValueError: If a member is a Group, or comes twice.
     """
 
-    must_match = False
-    """Whether globs that match no parameter are refused, as ``configure`` has it, or warned of."""
-
     def __init__(
         self,
         groups: Mapping[Any, SparsityAlgorithm] | Iterable[tuple[Filter, SparsityAlgorithm]] = (),
@@ -50,7 +47,6 @@ class Group(Applied):
         super().__init__()
         self.seed = self.given_seed = check_seed(seed)
         self._members: list[tuple[Filter, SparsityAlgorithm]] = []
-        self._tied = ""  # which names that filters ask for belong to tied weights
         for pair in list(groups.items() if isinstance(groups, Mapping) else groups):
             if not isinstance(pair, (list, tuple)) or len(pair) != 2:
                 raise TypeError(f"a Group takes a dict or (filter, algorithm) pairs, not {pair!r}")
@@ -124,7 +120,11 @@ class Group(Applied):
             algorithm.call_update(optimizer)
 
     def divide_model(self, model: nn.Module) -> list[tuple[SparsityAlgorithm, Found]]:
-        """Parameters of a model by the first filter that matches; filters without any are told."""
+        """Parameters of a model by the first filter that matches.
+
+        ValueError if globs match none; a callable that takes none, and one glob of several, are
+        warned of.
+        """
         if not self._members:
             raise ValueError("a Group needs at least one algorithm before it is applied")
         root = unwrap(model)
@@ -142,18 +142,16 @@ class Group(Applied):
             if algorithm.seed is None:
                 algorithm.seed = self.seed
         for part, (param_filter, algorithm) in zip(parts, self._members, strict=True):
-            if self.must_match and not part and not callable(param_filter):
-                raise ValueError(
-                    f"no parameter matches {_describe(param_filter)}, given to "
-                    f"{type(algorithm).__name__}{_tied_to(param_filter, root)}"
-                )
-        self._tied = ""
-        for part, (param_filter, algorithm) in zip(parts, self._members, strict=True):
             name = type(algorithm).__name__
             if not part:
-                tied = _tied_to(param_filter, root)
-                warn(f"no parameter matches {_describe(param_filter)}, given to {name}{tied}")
-                self._tied += tied
+                shadowed = any(
+                    _matches(param_filter, found, root) for found in find_parameters(model)
+                )
+                lack = "is left by earlier filters for" if shadowed else "matches"
+                idle = f"no parameter {lack} {_describe(param_filter)}, given to {name}"
+                if not callable(param_filter):
+                    raise ValueError(idle + _tied_to(param_filter, root))
+                warn(idle)
             elif isinstance(param_filter, list):
                 known = [*names, *_other_names(part, root)]
                 for glob in dict.fromkeys(param_filter):
@@ -165,7 +163,7 @@ class Group(Applied):
     def nothing_to_mask(self) -> str:
         """Why no parameter of a model was taken."""
         filters = ", ".join(_describe(param_filter) for param_filter, _ in self._members)
-        return f"none matches {filters}{self._tied}"
+        return f"none matches {filters}"
 
     def register_target_sparsity_hook(self, hook: Callable) -> list[Any]:
         """Register the hook on every member; returns a list of handles."""
@@ -242,10 +240,8 @@ def _other_names(part: Iterable[tuple[str, nn.Module, str]], model: nn.Module) -
     return [WRAPPER.sub("", name) for name, parameter in named if id(parameter) in own]
 
 
-def _tied_to(param_filter: Filter, model: nn.Module) -> str:
-    """The end of a sentence: which further name of a tied weight a filter asks for; or nothing."""
-    if callable(param_filter):
-        return ""
+def _tied_to(param_filter: str | Sequence[str], model: nn.Module) -> str:
+    """The end of a sentence: which further name of a tied weight globs ask for; or nothing."""
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         name = WRAPPER.sub("", name)

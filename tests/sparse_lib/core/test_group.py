@@ -105,8 +105,9 @@ def test_misuse():
         Group({"*": Group()})
     with pytest.raises(TypeError, match="algorithms"):
         Group({"*": 0.5})
-    with pytest.warns(UserWarning, match="matches 'nothing'"):
-        Group({"nothing": Static(0.5)}).apply(nn.Linear(2, 2))
+    for globs, lack in (("nothing", "matches 'n"), (["b*", "*t"], r"is left by earlier filters")):
+        with pytest.raises(ValueError, match=f"no parameter {lack}.*, given to SET"):
+            Group([("[wb]*", Static(0.5)), (globs, SET(0.5))]).apply(nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize(
@@ -171,8 +172,8 @@ def masks_and_warnings(model, apply):
     ("build", "make"),
     [
         (TwoLayers, set_and_static),
-        (TwoLayers, lambda: Group({"nothing": Static(0.5)})),
-        (Nested, lambda: Group({"apply_.fc1.*": Static(0.5), "again.*": SET(0.5)})),
+        (TwoLayers, lambda: Group({"*": Static(0.5), lambda name, param: False: SET(0.5)})),
+        (Nested, lambda: Group({"apply_.fc1.weight": Static(0.5), ("again.*", "*"): SET(0.5)})),
         (gpt2, by_globs),
         (gpt2, lambda: configure(0.75)),
     ],
