@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import importlib
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ def export_safetensors(model: nn.Module, path: str | Path, *, layout: str = "den
 
     Raises:
         ValueError: If the layout is unknown or the file does not agree with the model.
+        OSError: If the file cannot be written.
         ModuleNotFoundError: If safetensors is not installed.
     """
     save_file = _safetensors("torch").save_file
@@ -59,7 +60,10 @@ def export_safetensors(model: nn.Module, path: str | Path, *, layout: str = "den
         _NAN_IS_ABSENT: json.dumps(list(masks_of(model)) if layout == "nan" else []),
     }
     metadata[_DIGEST] = _digest(contiguous, metadata)
-    save_file(contiguous, str(path), metadata=metadata)
+    try:
+        save_file(contiguous, str(path), metadata=metadata)
+    except _safetensors().SafetensorError as error:
+        raise OSError(f"{path} cannot be written: {error}") from None
     weights, _ = _read_safetensors(path, reference)
     exports.compare(weights, reference)
     return Path(path)
@@ -81,15 +85,26 @@ def read_safetensors(path: str | Path) -> tuple[State, dict[str, Tensor]]:
     return _read_safetensors(path, ())
 
 
-def _read_safetensors(path: str | Path, known: Collection[str]) -> tuple[State, dict[str, Tensor]]:
+@contextlib.contextmanager
+def opened(path: str | Path) -> Iterator[Any]:
+    """A safetensors file, open; ValueError if what is read of it is damaged."""
     library = _safetensors()
     try:
         with library.safe_open(str(path), framework="pt") as file:
-            metadata = file.metadata() or {}
-            state = {name: file.get_tensor(name) for name in file.keys()}
+            yield file
     except (library.SafetensorError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path} is no whole safetensors file: {reason}") from None
+    except OSError as error:
+        if Path(path).is_dir():
+            raise IsADirectoryError(f"{path} is a folder, not a safetensors file") from error
+        raise
+
+
+def _read_safetensors(path: str | Path, known: Collection[str]) -> tuple[State, dict[str, Tensor]]:
+    with opened(path) as file:
+        metadata = file.metadata() or {}
+        state = {name: file.get_tensor(name) for name in file.keys()}
     try:
         return _split_file(state, metadata, known)
     except ValueError as error:

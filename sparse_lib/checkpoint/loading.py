@@ -154,7 +154,9 @@ def _check_fit(model: nn.Module, state: State, *, strict: bool) -> None:
     unknown = sorted(state.keys() - own.keys() - {f"{name}_mask" for name in own})
     if strict and (missing or unknown):
         both = f"lacks {missing or 'nothing'} and has {unknown or 'nothing'} besides"
-        raise ValueError(f"{no_fit} it {both}")
+        alone = all(name.endswith("_mask") for name in state)
+        cure = "; sparse_lib.checkpoint.load_masks takes masks alone" if alone else ""
+        raise ValueError(f"{no_fit} it {both}{cure}")
 
 
 def _number(tensor: Tensor) -> str:

@@ -105,7 +105,10 @@ def _tensors_of(state: Any) -> State:
     if torch.is_tensor(inner):
         inner = state  # a parameter that is called model
     if not isinstance(inner, Mapping):
-        raise TypeError(f"a checkpoint must be a mapping of names to tensors, not {state!r:.80}")
+        raise TypeError(
+            f"a checkpoint must be a mapping of names to tensors, not {state!r:.80}; read a file "
+            "by torch.load or sparse_lib.checkpoint.read_safetensors first"
+        )
     for name in inner:
         if not isinstance(name, str):
             raise ValueError(f"a checkpoint maps names to tensors; its key {name!r:.80} is no name")

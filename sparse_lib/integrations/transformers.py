@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import torch
 import transformers
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, TrainerCallback
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -25,6 +24,7 @@ from transformers.core_model_loading import (
 )
 
 from sparse_lib.checkpoint import load_checkpoint
+from sparse_lib.checkpoint.files import opened
 from sparse_lib.core.guard import MaskGuard, guards
 from sparse_lib.core.parameter import unwrap
 from sparse_lib.integrations import common
@@ -146,8 +146,8 @@ def from_pretrained(folder: str | Path, cls: Any = None, **options: Any) -> Any:
         **options: Passed on to it.
 
     Raises:
-        ValueError: If the folder holds no masks, or one that does not fit the model, as where its
-            config names fewer layers than were saved.
+        ValueError: If the folder holds no masks, a damaged file, or a mask that does not fit the
+            model, as where its config names fewer layers than were saved.
     """
     folder = Path(folder)
     masks = _read_masks(folder)
@@ -258,12 +258,15 @@ def _expecting_masks(cls: Any) -> Iterator[None]:
 def _read_masks(folder: Path) -> dict[str, Tensor]:
     index, files = folder / "model.safetensors.index.json", {"model.safetensors"}
     if index.is_file():
-        files = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+        try:
+            files = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise ValueError(f"{index} is no index of safetensors files") from None
     masks: dict[str, Tensor] = {}
     for name in sorted(files):
         if not (folder / name).is_file():
             raise ValueError(f"{folder} holds no {name}")
-        with safe_open(folder / name, framework="pt") as tensors:
+        with opened(folder / name) as tensors:
             for key in sorted(key for key in tensors.keys() if key.endswith("_mask")):
                 if (mask := tensors.get_tensor(key)).dtype == torch.bool:
                     masks[key] = mask

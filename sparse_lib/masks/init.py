@@ -192,7 +192,7 @@ def make_init_method(spec: str | InitMethod, *, compat: str | Rules | None = Non
             return replace(method, compat=rules)
         return method if method is from_zeros else functools.partial(method, compat=rules)
     if not callable(spec):
-        raise TypeError(f"init_method must be a name or a function, not {spec!r}")
+        raise TypeError(f"init_method must be a name or a function, not {spec!r:.80}")
     is_ours = getattr(spec, "func", spec) in (from_zeros, checkerboard)
     if is_ours or isinstance(spec, _Custom | BestScores):
         return spec

@@ -246,6 +246,8 @@ def test_masks_alone_are_put_on_a_model_by_name(suffix):
     ):
         with pytest.raises(ValueError, match=words):
             checkpoint.load_masks(network(), wrong)
+    with pytest.raises(ValueError, match="load_masks takes masks alone" if suffix else "lacks"):
+        checkpoint.load_checkpoint(network(), given)
 
 
 @pytest.mark.parametrize("layout", ["dense", "masks", "nan", "bitmask"])

@@ -99,6 +99,11 @@ def test_files_that_are_none(tmp_path):
             read_safetensors(path)
     with pytest.raises(OSError, match="absent"):
         read_safetensors(tmp_path / "absent")
+    with pytest.raises(OSError, match="is a folder, not a safetensors file"):
+        read_safetensors(tmp_path)
+    for target, why in ((tmp_path, "directory"), (tmp_path / "absent" / "file", "No such file")):
+        with pytest.raises(OSError, match=f"{target} cannot be written: .*{why}"):
+            export_safetensors(torch.nn.Linear(2, 2), target)
 
 
 def test_a_nan_that_is_a_value_stays_one(tmp_path):

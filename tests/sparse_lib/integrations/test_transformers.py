@@ -221,6 +221,13 @@ def test_masks_of_another_model_are_refused(tmp_path, monkeypatch, change, sente
         from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
+def test_a_damaged_file_of_a_folder_is_named(tmp_path, name):
+    (tmp_path / name).write_bytes(b"{")
+    with pytest.raises(ValueError, match=f"^{tmp_path / name} is no .*safetensors file.*$"):
+        from_pretrained(tmp_path)
+
+
 def test_a_checkpoint_without_the_algorithm_says_so(tmp_path):
     trainer = make_trainer(tmp_path, SparsityCallback(RIGL), save_only_model=True, max_steps=4)
     trainer.train()
