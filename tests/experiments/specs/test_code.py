@@ -89,7 +89,7 @@ ONLY = {
     },
 }
 KIND = {
-    "sparse_lib/algorithms/rigl.py": {"train", "compute"},
+    "sparse_lib/algorithms/rigl.py": {"train"},
     "experiments/training/trainer.py": {"train"},
     "sparse_lib/execution/kernels.c": {"train", "evaluate", "compute"},
     "experiments/published/results.csv": {"figures", "tables", "compute"},
