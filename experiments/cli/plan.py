@@ -14,7 +14,7 @@ from experiments.specs.read import check_study, load_study, study_names
 from experiments.specs.run import Run
 from experiments.store import paths
 from experiments.store.io import read_json
-from experiments.store.reference import reusable
+from experiments.store.reference import entries, reusable
 
 
 @app.command("plan")
@@ -53,11 +53,14 @@ def print_plan(
         print(json.dumps({"runs": runs, "computations": costs}, indent=1))
         return
     for run in chosen:
-        print(f"{run.core_seconds:8.0f}  {run.id}  ({', '.join(run.studies)})")
+        kept = entries().get(run.id)
+        other = kept is not None and kept.spec_hash != run.spec_hash
+        note = "; declared, and the committed run has other settings" if other else ""
+        print(f"{run.core_seconds:8.0f}  {run.id}  ({', '.join(run.studies)}{note})")
     for name, cost in costs.items():
         print(f"{cost:8.0f}  computation {name}")
     total = sum(run.core_seconds for run in chosen) + sum(costs.values())
-    print(f"{total:8.0f}  core-seconds in {len(chosen)} runs")
+    print(f"{total:8.0f}  declared core-seconds in {len(chosen)} runs")
     budget = BUDGET_CORE_S.get(scale)
     if budget:
         planned = sum(run.core_seconds for run in all_runs(scale).values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -118,7 +119,7 @@ def _estimated(
     keys = zip(rows["model"], rows["method"], rows["recipe"], strict=True)
     own = rows[[key in compared for key in keys]]
     return Finding(
-        claim,
+        _as_trained(claim, own["sparsity"].max()),
         comparison,
         word,
         place,
@@ -129,6 +130,12 @@ def _estimated(
         trend=_trend(claim, comparison, evidence, outcome),
         runs=tuple(own.loc[own["run"].isin(values.index), "run"]),
     )
+
+
+def _as_trained(claim: Claim, sparsity: float) -> Claim:
+    """A claim whose title has the sparsity of the arms, which small scales may not share."""
+    title = re.sub(r"\d+% sparse", f"{100 * sparsity:g}% sparse", claim.title)
+    return claim.model_copy(update={"title": title}) if sparsity > 0 else claim
 
 
 def _strata(

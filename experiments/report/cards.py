@@ -25,7 +25,7 @@ from experiments.findings.estimate import (
 )  # fmt: skip
 from experiments.findings.evidence import Evidence
 from experiments.findings.ledger import AGREES, DIFFERS, Finding
-from experiments.report.text import in_words
+from experiments.report.text import in_minutes, in_words
 from experiments.specs.lookup import rerun_command
 from experiments.store import paths, verification
 from experiments.store.reference import entries
@@ -183,9 +183,15 @@ def command(found: Finding, scale: str) -> str:
 
 
 def _minutes(found: Finding, evidence: Evidence) -> str:
-    """Minutes of training of the runs, in words."""
-    minutes = evidence.of_runs("wall_s", found.runs).sum() / 60
-    return f" ({minutes:.0f} minutes of one core)" if minutes else ""
+    """How long training of the runs took; if long, the command of the shortest run, too."""
+    times = evidence.of_runs("wall_s", found.runs) / 60
+    if not (total := times.sum()):
+        return ""
+    text = f" ({in_minutes(total)} of one core)"
+    if total > 10 and len(times) > 1:
+        alone = rerun_command([str(times.idxmin())]).replace("rerun", "verify", 1)
+        text += f"; its shortest run alone: `{alone}` ({in_minutes(times.min())})"
+    return text
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -82,3 +82,9 @@ def in_words(number: float | None) -> str:
         if size <= abs(number) < 1e12:
             return f"{number / size:.3g} {word}"
     return f"{number:.2e}".replace("e+", "e") if abs(number) >= 1e12 else f"{number:.3g}"
+
+
+def in_minutes(minutes: float) -> str:
+    """Return a duration in whole minutes, at least one."""
+    number = max(1, round(minutes))
+    return f"{number} minute{'s' if number > 1 else ''}"

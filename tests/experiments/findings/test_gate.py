@@ -53,7 +53,7 @@ def found(given, b="static", **place):
     claim = Claim.model_validate(
         {
             "name": "set",
-            "title": "t",
+            "title": "t, 75% sparse",
             "says": "s",
             "source": "rigl",
             "where": "w",
@@ -75,6 +75,7 @@ FAIR = {"dense": 2.5, "static": 3.0, "set": 2.9}
 def test_fair_comparison_gets_its_word():
     result = found(evidence(FAIR, larger=2.4))
     assert str(result.word) == "same direction"
+    assert result.claim.title == "t, 80% sparse"  # as its arms are
     assert result.estimate.effect == pytest.approx(-0.1)
 
 

@@ -1,7 +1,10 @@
 """Pages from findings: what they say, and what they refuse."""
 
 import re
+from dataclasses import replace
+from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 from experiments.analysis import figures, tables
@@ -85,6 +88,14 @@ def test_columns_in_which_nothing_is_known_are_not_printed_and_numbers_have_sign
     made = cards.table(["a", "b", "c"], [["1", "–", "3"], ["4", "–", "–"]])
     assert "b" not in made.splitlines()[0]
     assert made.splitlines()[2] == "| 1 | 3 |"
+
+
+def test_a_card_of_long_runs_offers_the_shortest():
+    times = pd.Series({"a": 1200.0, "b": 60.0, "c": 300.0})
+    evidence = SimpleNamespace(scale="small", of_runs=lambda metric, runs: times)
+    made = cards.card(replace(finding("opposite"), runs=tuple(times.index)), evidence, {})
+    shortest = "its shortest run alone: `snakemake verify --config run=b` (1 minute)"
+    assert made["minutes"] == f" (26 minutes of one core); {shortest}"
 
 
 def test_rows_whose_runs_were_trained_again_say_so(tmp_path, monkeypatch):
