@@ -19,6 +19,7 @@ from sparse_lib.core.parameter import SparseParameter, some, warn
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
 from sparse_lib.schedules import Level, Updates, make_update_schedule
+from sparse_lib.schedules.updates import FreqSchedule
 
 GROWN_INITS = ("zeros", "normal", "uniform", "gradient", "gradient_sign")
 
@@ -72,6 +73,12 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             warn(
                 "with skip_update_on_mask_steps and masks that are updated at every step no weight "
                 "is trained; give an update frequency above 1, such as update=100"
+            )
+        due = self.update_schedule
+        if isinstance(due, FreqSchedule) and due.stop and due.stop <= (due.start or due.freq):
+            warn(
+                f"no mask is ever updated: the first update is due after step "
+                f"{due.start or due.freq}, and updates stop at {due.stop}"
             )
         self.reset_momentum = check_bool(reset_momentum, "reset_momentum")
         self._first_spreads: dict[str, float] = {}

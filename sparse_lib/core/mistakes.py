@@ -128,15 +128,16 @@ def warn_of_filled_zeros(params: Sequence[SparseParameter]) -> None:
             )
 
 
-def warn_of_low_sparsity(member: SparsityAlgorithm) -> None:
-    """Warn of a constant sparsity below what N:M masks have at the least."""
+def warn_of_other_sparsity(member: SparsityAlgorithm) -> None:
+    """Warn of a constant sparsity that N:M masks, of whole weights per group, cannot have."""
     shaper = member.score_shaper
     if not isinstance(shaper, NMScoreShaper):
         return
-    least = 1 - shaper.n / shaper.m
     for _, schedule in member.sparsity.entries:
-        if isinstance(schedule, Constant) and 0 < schedule.value < least:
-            warn(
-                f"sparsity is {schedule.value}, but {shaper.n}:{shaper.m} masks have at least "
-                f"{least:g}, which they will get"
-            )
+        if isinstance(schedule, Constant) and 0 < (asked := schedule.value):
+            given = 1 - shaper.count(asked, shaper.m, compat=member.rules) / shaper.m
+            if abs(given - asked) > 1e-6:
+                warn(
+                    f"sparsity is {asked}, but masks of {shaper.n}:{shaper.m} get {given:g}: of "
+                    f"each {shaper.m} inputs at most {shaper.n} stay, a whole number of them"
+                )

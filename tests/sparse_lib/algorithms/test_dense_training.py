@@ -188,6 +188,12 @@ def test_minima_and_sparsities_that_cannot_be_are_told():
         sl.TopK(0.5, min_per_output=9).apply(layer)
     assert int(layer.weight_mask.sum()) == 12
     layer = nn.Linear(8, 8, bias=False)
-    with pytest.warns(UserWarning, match="sparsity is 0.3, but 2:4 masks have at least 0.5"):
+    with pytest.warns(UserWarning, match="sparsity is 0.3, but masks of 2:4 get 0.5: of each 4 in"):
         sl.SRSTE(0.3, score_shaper="2:4").apply(layer)
     assert torch.equal(layer.weight_mask.view(-1, 4).sum(1), torch.full((16,), 2))
+    layer = nn.Linear(8, 8, bias=False)
+    with pytest.warns(UserWarning, match="sparsity is 0.8, but masks of 2:4 get 0.75: of each 4 i"):
+        sl.Static(0.8, score_shaper="2:4").apply(layer)
+    assert int(layer.weight_mask.sum()) == 16
+    with pytest.warns(UserWarning, match="first update is due after step 9, and updates stop at 9"):
+        sl.RigL(0.8, update={"freq": 9, "stop": 9})
