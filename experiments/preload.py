@@ -141,12 +141,12 @@ class Job(socketserver.BaseRequestHandler):
         try:
             _, streams, _, _ = socket.recv_fds(self.request, 1, 3)
             job = json.loads(self.request.makefile().readline())
-        except (OSError, ValueError):
+            if job["origin"] != self.server.origin:
+                return
+            self.request.settimeout(None)
+            self.request.sendall(b"%d\n" % os.getpid())
+        except (OSError, ValueError):  # the caller may have been interrupted meanwhile
             return
-        if job["origin"] != self.server.origin:
-            return
-        self.request.settimeout(None)
-        self.request.sendall(b"%d\n" % os.getpid())
         threading.Thread(target=self.end_with_the_caller, daemon=True).start()
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
