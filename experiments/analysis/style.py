@@ -1,5 +1,6 @@
 """What all figures share: panels, axes, lines of methods, and labels at their ends."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -86,7 +87,13 @@ def settle(figure: Figure) -> None:
         if title := panel.get_title(loc="left"):
             panel.set_title(title, loc="left", wrap=True)
     if (layout := figure.get_layout_engine()) is not None:
-        layout.execute(figure)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "constrained_layout not applied")
+            try:
+                layout.execute(figure)
+            except UserWarning:
+                width = f"{figure.get_figwidth():g}"
+                raise UserError(f"the figure does not fit in a width of {width} inches") from None
         figure.set_layout_engine("none")
 
 

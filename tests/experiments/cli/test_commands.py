@@ -193,6 +193,8 @@ def test_a_figure_is_drawn_for_a_paper_from_committed_records(place, call):
     assert (code, said) == (0, "fig.pdf\n")
     width = re.search(rb"/MediaBox \[ 0 0 ([\d.]+)", Path("fig.pdf").read_bytes())[1]
     assert float(width) == pytest.approx(3.3 * 72, abs=0.5)
+    said = call(*chosen, "--width", "1", "--out", "narrow.pdf")[1]
+    assert said == "Error: the figure does not fit in a width of 1 inches"
     code, said = call(*chosen, "--format", "svg", "--format", "csv")
     folder = f"reports/{SCALE}/{STUDY}/figures/loss_curves"
     assert said == f"{folder}.svg\n{folder}.csv\n"
