@@ -115,7 +115,6 @@ def test_both_phases_of_sparse_pre_training_are_named_in_the_field_s_terms():
     for key, sparsity, name in (
         ("dense-dense", 0, "Dense fine-tuned"),
         ("spdf-75", 0, "SPDF 75%"),
-        ("spdf-75-normal", 0, "SPDF 75% scaled-normal"),
-        ("sparse-50", 0.5, "Sparse fine-tuned 50%"),
+        ("sparse-75", 0.75, "Sparse fine-tuned 75%"),
     ):
         assert looks.treatment(key, sparsity) == name
