@@ -17,7 +17,7 @@ from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.group import Group
 from sparse_lib.core.registry import algorithm_classes, constructor_keys, lacking_methods
 from sparse_lib.layers import default_filter
-from sparse_lib.schedules.values import HyperParameterSchedule
+from sparse_lib.schedules import HyperParameterSchedule
 
 _OWN_KEYS = ("algorithm", "schedule", "param_filter")
 

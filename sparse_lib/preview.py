@@ -19,8 +19,8 @@ from sparse_lib.configure import configure
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
+from sparse_lib.core.guard import bytes_of_mask
 from sparse_lib.core.parameter import IS_PLANNED, SparseParameter
-from sparse_lib.core.words import bytes_of_mask
 from sparse_lib.flops.model import ModelFlops, count
 from sparse_lib.layers import DENSE_ROLES, LayerDescription, Layout, describe, why_dense
 from sparse_lib.masks.counts import num_nonzero
@@ -30,7 +30,7 @@ from sparse_lib.masks.shapers import (
     OutputGroupScoreShaper,
     ScoreFlattener,
 )
-from sparse_lib.schedules.values import LONG, Constant, Cubic, Polynomial
+from sparse_lib.schedules import LONG, Constant, Cubic, Polynomial
 
 _BY_SHAPE = ScoreFlattener | OutputGroupScoreShaper | InputGroupScoreShaper | NMScoreShaper
 #: Schedules that end at a value and stay there.

@@ -66,7 +66,7 @@ def _resolve_shares(value: Any, recipe: tasks.Recipe, key: str) -> Any:
 def _is_due(update: Mapping[str, Any], step: int) -> bool:
     """Whether masks are updated after a step, by ``freq``, ``start`` and ``stop`` (exclusive).
 
-    It is what `sparse_lib.schedules.updates.FreqSchedule` does; plans are made without torch.
+    It is what `sparse_lib.schedules.FreqSchedule` does; plans are made without torch.
     """
     start, stop = update.get("start") or 0, update.get("stop")
     is_within = step >= start and (stop is None or step < stop)

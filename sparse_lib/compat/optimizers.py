@@ -19,7 +19,7 @@ from sparse_lib.core.group import Group
 from sparse_lib.core.optimizers import states_like
 from sparse_lib.core.parameter import take_over
 from sparse_lib.core.registry import algorithm_classes
-from sparse_lib.schedules.values import HyperParameterSchedule
+from sparse_lib.schedules import HyperParameterSchedule
 
 
 class BaseHyperParameter(HyperParameterSchedule):

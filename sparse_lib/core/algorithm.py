@@ -23,7 +23,7 @@ from sparse_lib.core import averages, distributed, registry  # noqa: F401 (avera
 from sparse_lib.core.applied import Applied, register_hook
 from sparse_lib.core.dense_gradients import DenseGradients
 from sparse_lib.core.driver import Found
-from sparse_lib.core.history import Work
+from sparse_lib.core.metrics import Work
 from sparse_lib.core.mistakes import warn_of_other_sparsity
 from sparse_lib.core.parameter import Clock, SparseParameter, find_parameters, warn
 from sparse_lib.core.states import check_state, warn_of_changes, warn_of_seed

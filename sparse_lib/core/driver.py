@@ -30,9 +30,8 @@ from torch.optim import Optimizer
 
 from sparse_lib.core import mistakes, optimizers, parameter
 from sparse_lib.core.codes import Codes
-from sparse_lib.core.guard import watch_readers
+from sparse_lib.core.guard import mask_together, watch_readers
 from sparse_lib.core.parameter import SparseParameter, some, warn
-from sparse_lib.core.words import mask_together
 from sparse_lib.layers import layouts
 
 if TYPE_CHECKING:

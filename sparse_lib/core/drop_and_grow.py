@@ -20,8 +20,7 @@ from sparse_lib.masks.makers import (
     visible_magnitude,
 )
 from sparse_lib.masks.selection import comparable, select_together
-from sparse_lib.schedules import Level, Updates, make_hyperparameter_schedule
-from sparse_lib.schedules.values import Lambda
+from sparse_lib.schedules import Lambda, Level, Updates, make_hyperparameter_schedule
 
 _MOST_TOGETHER = 2**26  # weights, of which an update needs some 20 bytes each
 

@@ -18,8 +18,7 @@ from sparse_lib.core.optimizers import states_like
 from sparse_lib.core.parameter import SparseParameter, some, warn
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
-from sparse_lib.schedules import Level, Updates, make_update_schedule
-from sparse_lib.schedules.updates import FreqSchedule
+from sparse_lib.schedules import FreqSchedule, Level, Updates, make_update_schedule
 
 GROWN_INITS = ("zeros", "normal", "uniform", "gradient", "gradient_sign")
 

@@ -1,21 +1,131 @@
-"""Definitions of what is measured on masks, as plain numbers.
+"""What happened to masks, what training steps did with them, and what is measured on them.
 
-`sparse_lib.SparsityAlgorithm.metrics` puts them together for a run.
+`sparse_lib.SparsityAlgorithm.metrics` puts it together for a run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from sparse_lib.layers import Layout
 from sparse_lib.masks import shards
-from sparse_lib.masks.counts import num_true
+from sparse_lib.masks.counts import num_true, num_true_later, settled
 
 if TYPE_CHECKING:
     from sparse_lib.core.parameter import SparseParameter
+
+_EVER, _ALWAYS, _NEW = 1, 2, 4
+
+
+def sparsity(mask: Tensor) -> float:
+    """Fraction of zeros of a bool mask of any shape, in [0, 1] (0 for an empty one)."""
+    return 1.0 - num_true(mask) / mask.numel() if mask.numel() else 0.0
+
+
+@dataclass
+class Work:
+    """What training steps computed with one weight tensor, as counts that add up over steps.
+
+    Present weights are summed over all steps up to ``until``, and over those ``dense_steps`` whose
+    weight gradient was that of the dense tensor.
+    """
+
+    present: int = 0
+    dense_steps: int = 0
+    dense_present: int = 0
+    until: int = 0
+
+
+class MaskHistory:
+    """What happened to one mask, in one byte per weight, which is allotted at its first change.
+
+    Attributes:
+        num_updates: How many times the mask was replaced.
+        churn: Share of the present weights that came with the last replacement, in [0, 1].
+        num_initial: Weights of the first mask, once it was replaced.
+        num_grown: Weights grown by all replacements but the last, of which ``num_survived``
+            outlived the next one.
+    """
+
+    def __init__(self) -> None:
+        self.num_updates = 0
+        self.num_initial = 0
+        self.churn = 0.0
+        self.num_grown = 0
+        self.num_survived = 0
+        self._flags: Tensor | None = None
+
+    def record(self, old: Tensor, new: Tensor) -> None:
+        """Record that ``new`` replaces ``old``; bool tensors of one shape."""
+        mine = shards.local(old), shards.local(new)
+        before, after = (mask.contiguous().view(torch.uint8) for mask in mine)
+        if self._flags is None:
+            self._flags = shards.as_shard(before * (_EVER | _ALWAYS), old)
+            self.num_initial = num_true(old)
+        if self._flags.device != old.device:
+            self._flags = self._flags.to(old.device)  # the model has moved
+        newest = self._with(_NEW)
+        counts = [num_true_later(newest)]
+        shards.local(newest).logical_and_(mine[1])
+        grown = before.bitwise_xor(1).bitwise_and_(after)
+        added = shards.as_shard(grown.view(torch.bool), old)
+        newly, survived, added_now, present = settled(
+            [*counts, num_true_later(newest), num_true_later(added), num_true_later(new)]
+        )
+        self.num_grown += newly
+        self.num_survived += survived
+        self.churn = _ratio(added_now, present)
+        self.num_updates += 1
+        flags = shards.local(self._flags)
+        flags.bitwise_and_(after.mul(_ALWAYS).bitwise_or_(_EVER))
+        flags.bitwise_or_(after).bitwise_or_(grown.mul_(_NEW))
+
+    def in_time_overparameterization(self, mask: Tensor) -> float:
+        """Share of positions ever present, in [0, 1]; ``mask`` is the present one.
+
+        Liu et al. 2021, "Do we actually need dense over-parameterization?", the rate R_s.
+        """
+        ever = mask if self._flags is None else self._with(_EVER)
+        return _ratio(num_true(ever), ever.numel())
+
+    def degree_of_constraint(self) -> float:
+        """Share of the first mask's weights never dropped, in [0, 1]; 1 while that mask stands."""
+        if self._flags is None:
+            return 1.0
+        return _ratio(num_true(self._with(_ALWAYS)), self.num_initial)
+
+    @property
+    def survival(self) -> float | None:
+        """Share of grown weights that outlived the next replacement; None before any could."""
+        return self.num_survived / self.num_grown if self.num_grown else None
+
+    def _with(self, flag: int) -> Tensor:
+        assert self._flags is not None
+        return shards.by_shard(
+            lambda flags: flags.bitwise_and(flag).ne_(0).view(torch.bool), self._flags
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers and one uint8 tensor; None before the first replacement."""
+        state = {key: value for key, value in vars(self).items() if key != "_flags"}
+        return state | {"flags": None if self._flags is None else self._flags.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any], mask: Tensor) -> None:
+        """Restore `state_dict`; tensors are copied to where the present mask is."""
+        flags = state["flags"]
+        vars(self).update({key: value for key, value in state.items() if key != "flags"})
+        self._flags = None
+        if flags is not None:
+            self._flags = shards.fitted(flags, mask).to(mask.device, copy=True)
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
 
 
 def dead_outputs(weight_mask: Tensor, layout: Layout | None) -> int | None:

@@ -15,7 +15,7 @@ from sparse_lib.core.guard import guards
 from sparse_lib.core.parameter import SparseParameter, some, warn
 from sparse_lib.masks import shards
 from sparse_lib.masks.shapers import NMScoreShaper
-from sparse_lib.schedules.values import Constant
+from sparse_lib.schedules import Constant
 
 if TYPE_CHECKING:
     from sparse_lib.core.algorithm import SparsityAlgorithm

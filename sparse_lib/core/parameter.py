@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sparse_lib.core.guard import MaskGuard, guards, mask_name
-from sparse_lib.core.history import MaskHistory, Work, sparsity
-from sparse_lib.core.metrics import dead_outputs
+from sparse_lib.core.metrics import MaskHistory, Work, dead_outputs, sparsity
 from sparse_lib.layers import Layout
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true

@@ -8,15 +8,12 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.masks.distributions import distribute, parse
-from sparse_lib.masks.init import keep_score
 from sparse_lib.rules import EXACT, Rules
-from sparse_lib.schedules import make_hyperparameter_schedule
-from sparse_lib.schedules.values import HyperParameterSchedule
+from sparse_lib.schedules import HyperParameterSchedule, make_hyperparameter_schedule
 
 
 class Levels:
@@ -40,7 +37,8 @@ class Levels:
             for key, value in (spec.items() if _is_map(spec) else [("*", spec)])
         ]
         self.distribution = distribution
-        _check_distribution(distribution, rules)
+        if distribution is not None and not callable(distribution):
+            parse(distribution, compat=rules)
         self._params: dict[str, SparseParameter] = {}
 
     @property
@@ -141,18 +139,3 @@ def _is_map(spec: Any) -> bool:
     classes = HyperParameterSchedule.registry.values()
     arguments = {name for cls in classes for name in inspect.signature(cls).parameters}
     return not all(isinstance(key, str) and key in arguments for key in spec)
-
-
-def _check_distribution(spec: Any, rules: Rules) -> None:
-    """Raise what a wrong distribution raises, on stand-in weights, before there is a model."""
-    if spec is None or callable(spec):
-        return
-    name, _ = parse(spec, compat=rules)
-    if name == "map":  # its globs match names of a model alone
-        return
-    weights = {}
-    for place, size in (("first", 2), ("middle", 64), ("last", 2)):  # room for dense ends
-        weights[place] = torch.nn.Parameter(torch.zeros(size, size))
-        weights[place].grad = torch.zeros(size, size)
-        keep_score(weights[place], name, torch.zeros(size, size))
-    distribute(spec, weights, 0.5, compat=rules)

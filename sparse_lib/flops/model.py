@@ -135,7 +135,7 @@ class ModelFlops:
         """FLOPs of training steps whose masks may have changed on the way, exactly.
 
         ``work`` by full parameter name is what the steps did with it, as
-        `sparse_lib.core.history.Work`; other weights are dense.
+        `sparse_lib.core.metrics.Work`; other weights are dense.
         """
         total = 0
         for layer in self.layers:

@@ -39,11 +39,8 @@ class SparsityCallback(Callback):
     @property
     def state_key(self) -> str:
         """Key of the state in a checkpoint: that of the class and of the config's filters."""
-        return f"{self._legacy_state_key}[{self._filters}]" if self._filters else super().state_key
-
-    @property
-    def _legacy_state_key(self) -> str:  # type: ignore[override]
-        return super().state_key  # under which checkpoints of earlier versions have the state
+        own = super().state_key
+        return f"{own}[{self._filters}]" if self._filters else own
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Make the masks, so that a checkpoint may be loaded next."""

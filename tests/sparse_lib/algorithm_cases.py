@@ -104,6 +104,14 @@ def driven(algorithm, model, kind=torch.optim.SGD, *settings, **options):
     return optimizer
 
 
+def fit(model, optimizer, batches, reduce=torch.mean):
+    """A step on each batch, by the mean or sum of the outputs' squares."""
+    for inputs in batches:
+        optimizer.zero_grad()
+        reduce(model(inputs).square()).backward()
+        optimizer.step()
+
+
 def loss_of(model, step):
     """A loss of the model of `make_model` on the data of a step."""
     data = torch.randn(8, 12, generator=torch.Generator().manual_seed(step))

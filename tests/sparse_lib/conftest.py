@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparse_lib.schedules.values import HyperParameterSchedule
+from sparse_lib.schedules import HyperParameterSchedule
 
 
 @pytest.fixture(autouse=True)

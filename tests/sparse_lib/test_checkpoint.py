@@ -14,7 +14,7 @@ from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.static import Static
 from sparse_lib.core.group import Group
 from sparse_lib.masks.makers import make_mask_topk_sparsity
-from tests.sparse_lib.algorithm_cases import driven
+from tests.sparse_lib.algorithm_cases import driven, fit
 
 INPUTS = (torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8),)
 
@@ -49,10 +49,7 @@ def test_finalize_leaves_the_dense_model():
 @pytest.mark.parametrize("grouped", [False, True])
 def test_a_densified_run_is_a_dense_run_from_the_same_point(grouped):
     def go(model, optimizer):
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(*INPUTS).square().sum().backward()
-            optimizer.step()
+        fit(model, optimizer, 3 * INPUTS, torch.sum)
 
     model = network().train()
     algorithm = RigL(sparsity=0.5, update=1)

@@ -1,7 +1,6 @@
 """Layers that hold their unmasked weights alone, against the same layers under masks."""
 
 import copy
-import io
 import pickle
 
 import pytest
@@ -16,6 +15,7 @@ from sparse_lib.execution.backend import compile
 from sparse_lib.flops.ledger import Ledger
 from sparse_lib.flops.model import count
 from tests.sparse_lib import tiny_models
+from tests.sparse_lib.algorithm_cases import fit
 from tests.sparse_lib.execution.test_backend import (
     LAYERS,
     TOLERANCE,
@@ -46,10 +46,7 @@ def images(seed):
 
 
 def train(model, optimizer, steps):
-    for seed in steps:
-        optimizer.zero_grad()
-        model(images(seed)).square().mean().backward()
-        optimizer.step()
+    fit(model, optimizer, map(images, steps))
 
 
 def masked_network(sparsity=0.9):
@@ -191,15 +188,7 @@ def test_copies_stand_alone():
     model, _ = masked_network()
     pack(model)
     expected = model(images(0))
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    copies = (
-        copy.deepcopy(model),
-        pickle.loads(pickle.dumps(model)),
-        torch.load(file, weights_only=False),
-    )
-    for again in copies:
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(again(images(0)), expected)
         with torch.no_grad():
             again[3].values.zero_()
@@ -224,20 +213,6 @@ def test_a_language_model_is_packed_trained_and_saved(tmp_path):
     model.save_pretrained(tmp_path)
     again = type(model).from_pretrained(tmp_path).eval()
     torch.testing.assert_close(again(input_ids=tokens).logits, expected)
-
-
-def test_an_optimizer_keeps_its_groups():
-    model, algorithm = masked_network()
-    groups = [
-        {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.1},
-        {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups)
-    algorithm.apply(optimizer)
-    pack(model, optimizer)
-    packed = {id(layer.values) for layer in model if isinstance(layer, PackedLayer)}
-    assert {id(param) for param in optimizer.param_groups[0]["params"]} == packed
-    train(model, optimizer, range(2))
 
 
 def small(bias=True):
@@ -317,15 +292,6 @@ def test_a_packed_layer_in_two_places_is_unpacked_once():
     assert unpack(model, optimizer) == ["0.weight", "2.weight"]
     assert model.again is model[0]
     assert any(p is model[0].weight for p in optimizer.param_groups[0]["params"])
-
-
-def test_inputs_may_be_given_by_name():
-    model = small()
-    expected = model[0](SOURCE)
-    twin = compile(model, always())
-    torch.testing.assert_close(twin[0](input=SOURCE), expected)
-    pack(model)
-    torch.testing.assert_close(model[0](input=SOURCE), expected)
 
 
 @pytest.mark.parametrize("skips", [True, False])

@@ -14,7 +14,15 @@ from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.set import SET
 from sparse_lib.configure import configure
 from sparse_lib.preview import plan
-from tests.sparse_lib.algorithm_cases import assert_equal, driven, make_model, row, snapshot, train
+from tests.sparse_lib.algorithm_cases import (
+    assert_equal,
+    driven,
+    fit,
+    make_model,
+    row,
+    snapshot,
+    train,
+)
 
 WEIGHTS = 0.0, 3.0, -1.0, 0.0, 2.0, -4.0, 0.0, 0.0
 GRADIENT = torch.tensor([[5.0, 9.0, 8.0, -7.0, 0.0, 0.0, 6.0, math.nan]])
@@ -71,10 +79,7 @@ def test_weights_grow_from_where_asked_in_the_copies_of_an_optimizer(name):
     model = nn.Linear(16, 16, bias=False, dtype=torch.bfloat16)
     optimizer = driven(RigL(0.5, {"steps": [2]}, grown_init=name, seed=0), model, Master, {})
     first = model.weight_mask.clone()
-    for _ in range(2):
-        optimizer.zero_grad()
-        model(torch.randn(8, 16, dtype=torch.bfloat16)).square().mean().backward()
-        optimizer.step()
+    fit(model, optimizer, (torch.randn(8, 16, dtype=torch.bfloat16) for _ in range(2)))
     grown, start = model.weight_mask & ~first, model.weight.detach().clone()
     assert bool(start[grown].all()) and int(grown.sum()) > 10
     model.weight.grad = torch.zeros_like(model.weight)

@@ -15,7 +15,7 @@ from sparse_lib.algorithms.static import Static
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
-from sparse_lib.schedules.values import Constant
+from sparse_lib.schedules import Constant
 from tests.sparse_lib.algorithm_cases import (
     assert_enforced,
     assert_equal,
@@ -123,23 +123,6 @@ def test_a_dropped_algorithm_is_freed_and_lets_its_masks_go_on():
     assert reference() is None  # though it was waiting for the next dense gradient
     train(model, optimizer, 2)
     assert not model[0].weight.detach()[~model[0].weight_mask].any()
-
-
-def test_two_algorithms_on_disjoint_parts():
-    model = make_model()
-    Static(0.5).apply(model[0])
-    Static(0.25).apply(model[2])
-    assert model[0].weight_mask.float().mean() == 0.5
-    assert model[2].weight_mask.float().mean() == 0.75
-
-
-def test_sparsity_by_parameter():
-    model = make_model()
-    algorithm = Static({"0.*": 0.5, "*": 0.25})
-    algorithm.apply(model)
-    assert algorithm.sparsity[model[2].weight](0) == 0.25
-    assert model[0].weight_mask.float().mean() == 0.5
-    assert model[2].weight_mask.float().mean() == 0.75
 
 
 @pytest.mark.parametrize("spec", [0.5, [0.5], {"type": "constant", "value": 0.5}, Constant(0.5)])

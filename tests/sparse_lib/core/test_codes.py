@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
-from tests.sparse_lib.algorithm_cases import driven
+from tests.sparse_lib.algorithm_cases import driven, fit
 
 #: A signed table as bitsandbytes has it: code 0 is the most negative value, zero stands at 127.
 TABLE = torch.linspace(-1, 1, 256).index_fill(0, torch.tensor([127]), 0.0)
@@ -230,10 +230,7 @@ def test_states_of_optimizers_inside_another_are_masked(listed):
     sparsity = sl.Group({"weight": sl.SET(0.75, update=2, seed=0)})
     sparsity.apply(model)
     sparsity.apply(optimizer)
-    for _ in range(4):
-        optimizer.zero_grad()
-        model(torch.randn(8, 16)).square().mean().backward()
-        optimizer.step()
+    fit(model, optimizer, (torch.randn(8, 16) for _ in range(4)))
     inner = optimizer.parts[0] if listed else optimizer.first
     momentum = inner.state[model.weight]["momentum_buffer"]
     assert momentum.any() and not momentum[~model.weight_mask].any()
@@ -298,10 +295,7 @@ def test_states_in_a_basis_of_the_optimizer_are_left_alone_and_told(nested):
         torch.manual_seed(0)
         model = nn.Linear(8, 4, bias=False)
         optimizer = driven(sl.SET(0.5, update=2, seed=0), model, Soap)
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(torch.randn(8, 8)).square().mean().backward()
-            optimizer.step()
+        fit(model, optimizer, (torch.randn(8, 8) for _ in range(3)))
     state = optimizer.state[model.weight]
     assert (state[0] if nested else state)["exp_avg_sq"].all()
     assert not model.weight[~model.weight_mask].any()

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
-from tests.sparse_lib.algorithm_cases import ALGORITHMS, driven, make
+from tests.sparse_lib.algorithm_cases import ALGORITHMS, driven, fit, make
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
@@ -73,10 +73,7 @@ def test_a_pruned_model_becomes_2_4_and_keeps_its_zeros():
     before = [param.detach().clone() for param in model.parameters()]
     algorithm = sl.Static(init_method="from_zeros", score_shaper="2:4")
     optimizer = driven(algorithm, model)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(16, 32)).square().mean().backward()
-        optimizer.step()
+    fit(model, optimizer, (torch.randn(16, 32) for _ in range(3)))
     for weight, sparse in zip(before, algorithm.sparse_params.values(), strict=True):
         groups = weight.abs().view(-1, 4)
         largest = torch.zeros_like(groups, dtype=torch.bool)

@@ -78,16 +78,6 @@ def test_training_and_state():
     assert other.step == 5 and other[2].num_updates == 2
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_autoupdate_of_group_and_member(nested):
-    model, group = make_model(), Group({"*": SET(0.5, update=1)})
-    optimizer = driven(group, model)
-    (group[0] if nested else group).autoupdate = False
-    before = model[0].weight_mask.clone()
-    train(model, optimizer, 2)
-    assert torch.equal(before, model[0].weight_mask)
-
-
 def test_one_optimizer_step_is_skipped_for_all_members():
     group = Group({"0.*": RigL(0.5, 1, skip_update_on_mask_steps=True), "*": SET(0.5, 1)})
     model = make_model()
@@ -129,27 +119,8 @@ def test_each_glob_of_a_list_that_matches_nothing_is_warned_of(globs, idle):
     ]
 
 
-class TwoLayers(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(6, 8), nn.Linear(8, 4, bias=False)
-
-
 def gpt2():
     return GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=8, n_head=2, vocab_size=11, n_positions=8))
-
-
-class Nested(nn.Module):
-    """A module that is called by the name of the function under test, and one that is shared."""
-
-    def __init__(self):
-        super().__init__()
-        self.apply_ = nn.ModuleDict({"fc1": nn.Linear(4, 4)})
-        self.again = self.apply_
-
-
-def set_and_static():
-    return Group({"fc1.*": Static(0.3, seed=1), "fc2.*": SET(0.9, {"freq": 1000}, seed=2)})
 
 
 def by_globs():
@@ -171,9 +142,7 @@ def masks_and_warnings(model, apply):
 @pytest.mark.parametrize(
     ("build", "make"),
     [
-        (TwoLayers, set_and_static),
-        (TwoLayers, lambda: Group({"*": Static(0.5), lambda name, param: False: SET(0.5)})),
-        (Nested, lambda: Group({"apply_.fc1.weight": Static(0.5), ("again.*", "*"): SET(0.5)})),
+        (make_model, lambda: Group({"*": Static(0.5), lambda name, param: False: SET(0.5)})),
         (gpt2, by_globs),
         (gpt2, lambda: configure(0.75)),
     ],

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
-from sparse_lib.core.history import MaskHistory
+from sparse_lib.core.metrics import MaskHistory
 from tests.sparse_lib.algorithm_cases import driven, make_model, train
 
 

@@ -8,17 +8,14 @@ from torch import nn
 
 import sparse_lib as sl
 from sparse_lib.core.registry import algorithm_classes
-from tests.sparse_lib.algorithm_cases import driven
+from tests.sparse_lib.algorithm_cases import driven, fit
 
 
 def trained(algorithm, steps=2):
     torch.manual_seed(0)
     model = nn.Linear(12, 8)
     optimizer = driven(algorithm, model)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(torch.randn(4, 12)).square().mean().backward()
-        optimizer.step()
+    fit(model, optimizer, (torch.randn(4, 12) for _ in range(steps)))
     return model
 
 

@@ -7,15 +7,12 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
-from tests.sparse_lib.algorithm_cases import driven
+from tests.sparse_lib.algorithm_cases import driven, fit
 
 
 def trained(model, optimizer, steps, inputs=None):
     inputs = torch.randn(16, 8) if inputs is None else inputs
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(inputs).square().mean().backward()
-        optimizer.step()
+    fit(model, optimizer, [inputs] * steps)
 
 
 def applied(model, algorithm):

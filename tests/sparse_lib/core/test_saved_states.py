@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
-from tests.sparse_lib.algorithm_cases import driven, same
+from tests.sparse_lib.algorithm_cases import driven, fit, same
 
 RISING = {"type": "linear", "init": 0.5, "slope": 0.01}
 
@@ -18,10 +18,7 @@ def rigl(**options):
 
 
 def train(model, optimizer, num_steps):
-    for _ in range(num_steps):
-        optimizer.zero_grad()
-        model(torch.ones(2, 8)).pow(2).sum().backward()
-        optimizer.step()
+    fit(model, optimizer, [torch.ones(2, 8)] * num_steps, torch.sum)
 
 
 def messages(action, *arguments):

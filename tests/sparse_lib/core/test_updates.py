@@ -8,7 +8,7 @@ from torch import nn
 
 import sparse_lib as sl
 from sparse_lib.masks.counts import num_true
-from tests.sparse_lib.algorithm_cases import driven
+from tests.sparse_lib.algorithm_cases import driven, fit
 
 GROWING = {"rigl": sl.RigL, "granet": sl.GraNet, "srigl": sl.SRigL, "snfs": sl.SNFS}
 
@@ -301,10 +301,7 @@ def test_loaded_weights_bring_no_hidden_values_of_the_old_ones(name, order):
         algorithm = getattr(sl, name)(0.5, seed=seed)
         torch.manual_seed(seed)
         model, optimizer = started(algorithm, nn.Linear(8, 8, bias=False))
-        for step in range(3):
-            optimizer.zero_grad()
-            model(batch(step)[:, :8]).square().mean().backward()
-            optimizer.step()
+        fit(model, optimizer, (batch(step)[:, :8] for step in range(3)))
         return model, algorithm
 
     (source, saved), (model, algorithm) = trained(0), trained(1)

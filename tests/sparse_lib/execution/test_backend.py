@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import sparse_lib as sl
 from sparse_lib.execution import kernels
 from sparse_lib.execution.backend import backend, compile
-from sparse_lib.execution.costs import COSTS_VARIABLE, Costs, Images, worth_skipping
+from sparse_lib.execution.costs import COSTS_VARIABLE, Costs, worth_skipping
 from sparse_lib.flops.ledger import Ledger
 from tests.sparse_lib import tiny_models
 
@@ -138,25 +138,6 @@ def test_masked_nan_never_leaks():
         assert all(
             value.isfinite().all() for value in step(compile(layer, always(name)), torch.ones(2, 8))
         )
-
-
-def test_a_convolution_is_judged_by_its_images():
-    costs = Costs(1.4, 12, 1000)
-
-    def level(channels, width, stride=1):
-        """The lowest sparsity, in steps of 5%, at which a 3 x 3 convolution is skipped."""
-        images = Images(channels, width, stride)
-        shape = (channels, 9 * channels)
-        worth = [
-            worth_skipping(*shape, s / 100, images=images, costs=costs) for s in range(0, 100, 5)
-        ]
-        assert worth == sorted(worth)  # never less at a higher sparsity
-        return worth.index(True) * 5 if any(worth) else 100
-
-    # Small images have more borders per window, and few channels more packing per weight.
-    assert level(64, 32) < level(64, 16) < level(64, 8) < level(64, 4)
-    assert level(256, 8) < level(128, 8) < level(64, 8) < level(32, 8) <= 100
-    assert level(64, 16, stride=4) > level(64, 16)
 
 
 @pytest.mark.parametrize(

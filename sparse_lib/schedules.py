@@ -1,4 +1,4 @@
-"""Schedules of values: from a step to a sparsity or a drop fraction.
+"""Schedules: from a step to a value, or to whether masks are updated.
 
 Step ``t`` is the number of finished optimizer steps; step 0 is initialisation.
 """
@@ -8,12 +8,45 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from sparse_lib.checks import check_bool, check_finite, check_integer
-from sparse_lib.rules import rules_of
+from torch import nn
+
+from sparse_lib.checks import (
+    about_shares,
+    build,
+    check_bool,
+    check_finite,
+    check_fraction,
+    check_integer,
+    closest,
+)
+from sparse_lib.rules import EXACT, Rules, rules_of
+
+__all__ = [
+    "CallableSchedule",
+    "Constant",
+    "Cosine",
+    "Cubic",
+    "Cycling",
+    "Exp",
+    "FreqSchedule",
+    "HyperParameterSchedule",
+    "Lambda",
+    "Level",
+    "Linear",
+    "ListSchedule",
+    "Periodic",
+    "Polynomial",
+    "Power",
+    "UpdateSchedule",
+    "Updates",
+    "make_hyperparameter_schedule",
+    "make_update_schedule",
+]
 
 _MOST_SAMPLES = 1001
 LONG = 10**12  # steps, more than any run has
@@ -99,19 +132,21 @@ class HyperParameterSchedule(ABC):
 
     def described(self) -> str | None:
         """The schedule as text without its state; None for functions, and for classes of users."""
-        if not type(self).__module__.startswith("sparse_lib."):
-            return None
         known = {name: value for name, value in vars(self).items() if name[0] != "_"}
         known = {name: value for name, value in known.items() if name not in self._state_names()}
-        if any(callable(value) for value in known.values()):
+        if not type(self).__module__.startswith("sparse_lib.") or any(
+            map(callable, known.values())
+        ):
             return None
-        if set(known) == {"value"}:
-            return repr(known["value"])
-        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in known.items())})"
+        return repr(known["value"]) if set(known) == {"value"} else _as_text(self, known)
 
     def __repr__(self) -> str:
-        shown = (f"{name}={value!r}" for name, value in vars(self).items() if name[0] != "_")
-        return f"{type(self).__name__}({', '.join(shown)})"
+        return _as_text(self, {n: value for n, value in vars(self).items() if n[0] != "_"})
+
+
+def _as_text(schedule: Any, settings: Mapping[str, Any]) -> str:
+    shown = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+    return f"{type(schedule).__name__}({shown})"
 
 
 class _Monotone(HyperParameterSchedule):
@@ -368,3 +403,189 @@ def _decay(init: float, final: float, progress: float, power: float) -> float:
     if progress == 0.0:
         value = init
     return min(max(value, min(init, final)), max(init, final))
+
+
+class UpdateSchedule(ABC):
+    """Says at which steps masks are updated; a function of the step alone."""
+
+    @abstractmethod
+    def is_update_step(self, step: int) -> bool:
+        """Whether masks are updated at a step; step 0 asks about initialisation."""
+
+    def __call__(self, step: int) -> bool:
+        """Same as `is_update_step`."""
+        return self.is_update_step(step)
+
+    def described(self) -> str | None:
+        """The schedule as text; None for functions, and for classes of users."""
+        is_own = type(self).__module__.startswith("sparse_lib.")
+        return repr(self) if is_own and "fn" not in vars(self) else None
+
+    def __repr__(self) -> str:
+        return _as_text(self, vars(self))
+
+
+class FreqSchedule(UpdateSchedule):
+    """Steps ``start, start + freq, start + 2 freq, ...`` before ``stop`` (**exclusive**).
+
+    Args:
+        freq: At least 1.
+        start: At least 0.
+        stop: First step without updates, at least ``start``, or None for no end.
+    """
+
+    def __init__(self, freq: int = 1, start: int = 0, stop: int | None = None) -> None:
+        self.freq = check_integer(freq, "freq", 1)
+        self.start = check_integer(start, "start", 0)
+        self.stop = None if stop is None else check_integer(stop, "stop", 0)
+        if self.stop is not None and self.stop < self.start:
+            raise ValueError(f"stop must be at least start, which is {self.start}, not {self.stop}")
+
+    def is_update_step(self, step: int) -> bool:
+        if step < self.start or (self.stop is not None and step >= self.stop):
+            return False
+        return (step - self.start) % self.freq == 0
+
+
+class ListSchedule(UpdateSchedule):
+    """The steps listed, integers of at least 0 in any order."""
+
+    def __init__(self, steps: Iterable[int]) -> None:
+        if isinstance(steps, (str, Mapping)) or not isinstance(steps, Iterable):
+            raise TypeError(f"steps must be a list of integers, not {steps!r}")
+        steps = list(steps)
+        if not steps:
+            raise ValueError(f"steps must hold at least one step, not {steps!r}")
+        self.steps = sorted({check_integer(step, f"steps[{i}]", 0) for i, step in enumerate(steps)})
+
+    def is_update_step(self, step: int) -> bool:
+        return int(step) in self.steps
+
+
+class CallableSchedule(UpdateSchedule):
+    """Wherever ``fn(step)`` is true, a function of nothing but the step."""
+
+    def __init__(self, fn: Callable[[int], bool]) -> None:
+        if not callable(fn):
+            raise TypeError(f"fn must be callable, not {fn!r}")
+        self.fn = fn
+
+    def is_update_step(self, step: int) -> bool:
+        return bool(self.fn(int(step)))
+
+
+# In configs, their values must lie in [0, 1]; those of the others are clamped in use.
+_BOUNDED = (Constant, Cosine, Cubic, Cycling, Periodic, Polynomial)
+
+
+Level = float | HyperParameterSchedule | Callable[..., float] | Sequence[float] | Mapping[str, Any]
+"""A setting that may change by the step, in any form that `make_hyperparameter_schedule` takes."""
+
+
+def make_hyperparameter_schedule(
+    spec: Any, *, key: str = "sparsity", compat: str | Rules | None = None
+) -> HyperParameterSchedule:
+    """A schedule from what a config may hold.
+
+    Args:
+        spec: A number in [0, 1]; a list of them, one per mask update (then the last stays, unless
+            the rules repeat lists); a dict with ``type`` and the arguments of that class; a
+            function of the step; a schedule, of which one with state is copied.
+        key: Name of the setting, for messages.
+        compat: Whether lists repeat and cosines return.
+
+    Raises:
+        ValueError: If a value, type or argument is not allowed; TypeError if ``spec`` is none of
+            these.
+
+    >>> make_hyperparameter_schedule({"type": "cosine", "init": 0.3, "half_period": 10})(5)
+    0.15
+    """
+    rules = rules_of(compat)
+    if isinstance(spec, HyperParameterSchedule):
+        # One with state must not advance in two algorithms at once.
+        return copy.deepcopy(spec) if spec.STATE else spec
+    if isinstance(spec, Mapping):
+        return _schedule_from_dict(spec, key, rules)
+    if isinstance(spec, (list, tuple)):
+        values = [check_fraction(value, f"{key}[{i}]") for i, value in enumerate(spec)]
+        return build(Cycling, {"values": values, "repeat": rules.lists_repeat}, key)
+    # A module is callable too: ``model.apply(Static)``, of the class, would pass it in here.
+    if callable(spec) and not isinstance(spec, (type, nn.Module)):
+        return Lambda(spec)
+    if spec is None or isinstance(spec, (str, bool, type, nn.Module)):
+        raise TypeError(
+            f"{key} must be a number, a list, a dict with 'type', a function of the step or a "
+            f"schedule, not {spec!r}"
+        )
+    return Constant(check_fraction(spec, key))
+
+
+def _schedule_from_dict(spec: Mapping[str, Any], key: str, rules: Rules) -> HyperParameterSchedule:
+    arguments = dict(spec)
+    name = arguments.pop("type", None)
+    known = HyperParameterSchedule.registry
+    if not isinstance(name, str):
+        raise ValueError(f"{key} as a dict needs a 'type', one of: {', '.join(sorted(known))}")
+    if name.lower() not in known:
+        raise ValueError(f"{key} has the unknown type {name!r}; {closest(name, known)}")
+    cls = known[name.lower()]
+    if rules != EXACT and "compat" in inspect.signature(cls).parameters:
+        arguments.setdefault("compat", rules)
+    schedule = build(cls, arguments, key)
+    if isinstance(schedule, _BOUNDED):
+        low, high, _ = schedule.get_min_max_end(0, LONG)
+        check_fraction(low, f"the lowest value of {key}")
+        check_fraction(high, f"the highest value of {key}")
+    return schedule
+
+
+_UPDATE_TYPES: dict[str, type[UpdateSchedule]] = {
+    "freq": FreqSchedule,
+    "freqschedule": FreqSchedule,
+    "periodic": FreqSchedule,
+    "list": ListSchedule,
+    "listschedule": ListSchedule,
+}
+
+
+Updates = int | UpdateSchedule | Callable[[int], bool] | Sequence[int] | Mapping[str, Any]
+"""When masks are updated, in any form that `make_update_schedule` takes."""
+
+
+def make_update_schedule(spec: Any) -> UpdateSchedule:
+    """An update schedule from what a config may hold.
+
+    Args:
+        spec: None (every step); an integer (that frequency); a dict with any of ``freq``,
+            ``start``, ``stop``, or with ``steps``; a list of steps; a function of the step; an
+            update schedule, returned as it is.
+
+    Raises:
+        ValueError: If a key or value is not allowed; TypeError if ``spec`` is none of these.
+    """
+    if isinstance(spec, UpdateSchedule):
+        return spec
+    if spec is None:
+        return FreqSchedule()
+    if isinstance(spec, Mapping):
+        return _update_from_dict(spec)
+    if isinstance(spec, (list, tuple)):
+        return build(ListSchedule, {"steps": spec}, "update")
+    if callable(spec) and not isinstance(spec, type):
+        return CallableSchedule(spec)
+    if isinstance(spec, numbers.Real) and not isinstance(spec, bool):
+        return build(FreqSchedule, {"freq": spec}, "update")
+    raise TypeError(
+        "update must be None, an integer, a dict with 'freq' or 'steps', a list of steps, a "
+        f"function of the step or an update schedule, not {spec!r}{about_shares(spec)}"
+    )
+
+
+def _update_from_dict(spec: Mapping[str, Any]) -> UpdateSchedule:
+    arguments = dict(spec)
+    name = arguments.pop("type", "list" if "steps" in arguments else "freq")
+    if not isinstance(name, str) or name.lower() not in _UPDATE_TYPES:
+        known = closest(str(name), _UPDATE_TYPES)
+        raise ValueError(f"update has the unknown type {name!r}; {known}")
+    return build(_UPDATE_TYPES[name.lower()], arguments, "update")
