@@ -1,5 +1,5 @@
-"""BLEU minus dense by the sparsity of pre-training: up is better. Red is published with deviations,
-blue ours with 95% intervals, whose test the card calls fair or not. Numbers below: FLOPs of both
+"""BLEU minus dense by the sparsity of pre-training: up is better. Orange is published with
+deviations, blue ours with 95% intervals. Numbers below: FLOPs of both
 phases as a share of dense."""
 
 import math

@@ -27,7 +27,9 @@ def rows(
     runs, found = evidence.runs[evidence.runs["run"].isin(values.index)], []
     for (_, _, budget), own in runs.groupby(["model", "dataset", "budget"], sort=False):
         cells = evidence.cells(own, values)
-        plain = own[(own["algorithm"] == "dense") & (own["transform"] == "") & (own["first"] == "")]
+        plain = own[(own["algorithm"] == "dense") & (own["transform"] == "")]
+        starts = plain["first"] != ""  # where arms start from another training, so does dense
+        plain = plain[starts == starts.any()]
         methods = {dense} if dense else set(plain["method"])
         base = next((arm for arm in cells if arm.method in methods), None)
         for arm, by_seed in cells.items():
