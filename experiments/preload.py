@@ -49,7 +49,6 @@ _PAGES += ("scipy.optimize", "scipy.stats")
 LIBRARIES = {
     "train": _MODELS,
     "evaluate": _MODELS,
-    "compute": ("torch", "pandas"),
     "collect": ("pandas", "pyarrow.parquet", "scipy.stats"),
     "report": _PAGES,
     "index": _PAGES,

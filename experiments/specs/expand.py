@@ -48,7 +48,7 @@ def _resolve_shares(value: Any, recipe: tasks.Recipe, key: str) -> Any:
         found = {name: _resolve_shares(item, recipe, name) for name, item in value.items()}
         if value.get("stop") == DECAY and recipe.stable is not None:
             found["stop"] = recipe.decay_start
-            found["stop"] += _is_due({**found, "stop": None}, recipe.decay_start)
+            found["stop"] += recipe.decay_start in _due({**found, "stop": None}, recipe.decay_start)
         return found
     if isinstance(value, list):
         return [_resolve_shares(item, recipe, key) for item in value]
@@ -63,14 +63,15 @@ def _resolve_shares(value: Any, recipe: tasks.Recipe, key: str) -> Any:
     return value
 
 
-def _is_due(update: Mapping[str, Any], step: int) -> bool:
-    """Whether masks are updated after a step, by ``freq``, ``start`` and ``stop`` (exclusive).
+def _due(update: Mapping[str, Any], last: int) -> range:
+    """The steps from 1 to a last one after which masks are updated, by ``freq``, ``start`` and
+    ``stop`` (exclusive).
 
     It is what `sparse_lib.schedules.FreqSchedule` does; plans are made without torch.
     """
-    start, stop = update.get("start") or 0, update.get("stop")
-    is_within = step >= start and (stop is None or step < stop)
-    return is_within and (step - start) % update.get("freq", 1) == 0
+    freq, stop = update.get("freq", 1), update.get("stop")
+    end = last + 1 if stop is None else min(stop, last + 1)
+    return range(update.get("start") or freq, end, freq)
 
 
 def _recipe(workload: Workload, name: str, variant: Variant, *, rate: float = 1.0) -> tasks.Recipe:
@@ -192,9 +193,9 @@ def _masks_apart(own: Mapping[str, Any] | None, trunk: Mapping[str, Any] | None,
         return ""
     if not (isinstance(update, Mapping) and isinstance(other, Mapping)):
         return f"sparsity.update is {update!r} in one and {other!r} in the other"
-    for step in range(1, last + 1):
-        if _is_due(update, step) != _is_due(other, step):
-            return f"only one of them updates its masks at step {step}, before the decay"
+    if (due := _due(update, last)) != (others := _due(other, last)):
+        step = min({*due} ^ {*others})
+        return f"only one of them updates its masks at step {step}, before the decay"
     return ""
 
 
