@@ -271,11 +271,8 @@ def export(
 def compute(
     name: str,
     scale: Scale = "quick",
-    committed_timings: Annotated[
-        bool,
-        typer.Option(
-            "--committed-timings", help="measure no time where results/reference has measurements"
-        ),
+    committed: Annotated[
+        bool, typer.Option("--committed", help="take the tables of results/reference, if there")
     ] = False,
 ) -> None:
     """Make the tables of one computation under results/<scale>/computations."""
@@ -283,5 +280,5 @@ def compute(
     folder = paths.computation(scale, name)
     from experiments import computations
 
-    if not (committed_timings and computations.take_committed(name, folder)):
+    if not (committed and computations.take_committed(name, folder)):
         computations.write(name, scale, folder)

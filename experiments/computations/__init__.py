@@ -30,16 +30,13 @@ def write(name: str, scale: str, folder: Path) -> None:
 
 
 def take_committed(name: str, folder: Path) -> bool:
-    """Replace the folder by the committed tables of a computation that measures time.
+    """Replace the folder by the committed tables of a computation, if there are any.
 
-    Such a computation has a table ``machine``. Measured beside other work, or on another machine,
-    it would put other figures beside records that stayed.
+    A time measured beside other work, or on another machine, would stand beside records that stayed.
     """
     committed = paths.REFERENCE / name
-    if not (committed / "machine.csv").is_file():
+    if not committed.is_dir():
         return False
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for table in committed.glob("*.csv"):
-        shutil.copyfile(table, folder / table.name)
+    shutil.copytree(committed, folder)
     return True

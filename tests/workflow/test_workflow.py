@@ -61,7 +61,7 @@ def test_dry_run_of_all_studies_on_a_clean_checkout(checkout):
 
 
 def test_another_workflow_takes_the_rules_as_a_module_with_a_partial_config(tmp_path):
-    """Where nothing is trained, timings are the committed ones."""
+    """Where nothing is trained, computed tables are the committed ones."""
     (tmp_path / "Snakefile").write_text(
         f"module sparse:\n    snakefile: {str(ROOT / 'Snakefile')!r}\n"
         "    config: {'scale': 'smoke', 'study': 'flops', 'reuse': 'only'}\n\n"
@@ -71,7 +71,7 @@ def test_another_workflow_takes_the_rules_as_a_module_with_a_partial_config(tmp_
     place = ("--directory", str(tmp_path), "--snakefile", str(tmp_path / "Snakefile"))
     text = said(*options, *place)
     assert re.search(r"^sparse_page_flops +1$", text, re.MULTILINE)
-    assert "experiments compute --scale smoke --committed-timings" in text
+    assert "experiments compute --scale smoke --committed" in text
 
 
 def test_a_wrong_key_or_sparsity_argument_fails_before_any_job_in_one_sentence(copy):

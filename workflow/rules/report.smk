@@ -29,7 +29,7 @@ rule compute:
         runtime=REQUEST.computation_minutes,
     params:
         code=lambda wildcards: code.computation_code_hash(wildcards.computation),
-        taken=["--committed-timings"] if REQUEST.config["reuse"] == "only" else [],
+        taken=["--committed"] if REQUEST.config["reuse"] == "only" else [],
     shell:
         "python -m experiments compute --scale {wildcards.scale:q} {params.taken:q}"
         " -- {wildcards.computation:q} > {log:q} 2>&1"

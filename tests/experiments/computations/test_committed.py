@@ -1,4 +1,4 @@
-"""Committed measurements take the place of new ones where only committed records count."""
+"""Committed tables take the place of computed ones where only committed records count."""
 
 import pytest
 
@@ -9,13 +9,11 @@ from experiments.store import paths
 
 @pytest.fixture
 def places(tmp_path, monkeypatch):
-    """Committed tables of two computations, of which one measures time, and an empty folder."""
+    """Committed tables of a computation, and an empty folder."""
     monkeypatch.setattr(paths, "REFERENCE", tmp_path / "reference")
-    for name, tables in {"device": ("machine", "steps"), "flops": ("counts",)}.items():
-        folder = tmp_path / "reference" / name
-        folder.mkdir(parents=True)
-        for table in tables:
-            (folder / f"{table}.csv").write_text(f"{name},{table}\n1,2\n")
+    (tmp_path / "reference" / "device").mkdir(parents=True)
+    for table in ("machine", "steps"):
+        (tmp_path / "reference" / "device" / f"{table}.csv").write_text(f"device,{table}\n1,2\n")
     monkeypatch.setattr(paths, "computation", lambda scale, name: tmp_path / scale / name)
     made = []
 
@@ -26,11 +24,11 @@ def places(tmp_path, monkeypatch):
     return tmp_path / "small", made
 
 
-def test_timings_are_those_that_are_committed(places):
+def test_tables_are_those_that_are_committed(places):
     folder, made = places
     (folder / "device").mkdir(parents=True)
     (folder / "device" / "old.csv").write_text("a\n")
-    train.compute("device", scale="small", committed_timings=True)
+    train.compute("device", scale="small", committed=True)
     assert made == []
     assert sorted(path.name for path in (folder / "device").iterdir()) == [
         "machine.csv",
@@ -42,6 +40,6 @@ def test_timings_are_those_that_are_committed(places):
 @pytest.mark.parametrize(("name", "asked"), [("flops", True), ("device", False)])
 def test_all_else_is_computed(places, name, asked):
     folder, made = places
-    train.compute(name, scale="small", committed_timings=asked)
+    train.compute(name, scale="small", committed=asked)
     assert made == [name]
     assert not (folder / name).exists()

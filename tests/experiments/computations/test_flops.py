@@ -1,13 +1,24 @@
 """The `flops` computation against numbers that the sources print."""
 
+import io
+
+import pandas as pd
 import pytest
 
 from experiments.computations import flops
+from experiments.store import paths
 
 
 @pytest.fixture(scope="module")
 def tables():
     return flops.compute("smoke")
+
+
+def test_committed_tables_are_those_that_are_computed(tables):
+    for name, table in tables.items():
+        committed = pd.read_csv(paths.REFERENCE / "flops" / f"{name}.csv", keep_default_na=False)
+        made = pd.read_csv(io.StringIO(table.to_csv(index=False)), keep_default_na=False)
+        pd.testing.assert_frame_equal(made, committed, check_dtype=False)
 
 
 @pytest.fixture(scope="module")
