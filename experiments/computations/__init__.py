@@ -32,7 +32,7 @@ def write(name: str, scale: str, folder: Path) -> None:
 def take_committed(name: str, folder: Path) -> bool:
     """Replace the folder by the committed tables of a computation, if there are any.
 
-    A time measured beside other work, or on another machine, would stand beside records that stayed.
+    Times measured here and now would stand beside records from elsewhere.
     """
     committed = paths.REFERENCE / name
     if not committed.is_dir():
