@@ -49,7 +49,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         errors = [measured["speedup"] - measured["low"], measured["high"] - measured["speedup"]]
         panel.errorbar(
             measured["inverse_density"], measured["speedup"], yerr=errors, color="#0072B2",
-            marker="D", capsize=2, label="this CPU, measured",
+            marker="D", capsize=2, label="this CPU, training step, measured",
         )  # fmt: skip
         unused = measured[measured["sparsity"] < crossover(study)]
         if len(unused):

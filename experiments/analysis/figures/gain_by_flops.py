@@ -1,6 +1,6 @@
-"""Gain over the dense model against training FLOPs, Sparse-Wide alone, set apart sideways: up is
-better. Stars are published, other marks ours with 95% intervals (of pale ones below). Below: the
-gain by epochs, where several lengths ran."""
+"""Gain over the dense model against training FLOPs, at the longest training, set apart sideways:
+up is better. Stars are published, other marks ours with 95% intervals. Below: the gain by epochs,
+where several lengths ran."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -127,14 +127,14 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
 def _by_flops(axes: Axes, table: pd.DataFrame, lengths: pd.DataFrame, found: Outcome) -> None:
     axes.plot(1, 0, "o", color="#7F7F7F", label="dense")
     shown, table = set(), table[table["panel"] == "flops"]
-    is_mixed = found is ACCURACY and table["budget"].nunique() > 1
+    table = table[table["budget"] == table["budget"].max()]
     for row in table.itertuples():
         is_dense = row.method.startswith("larger")
         if not is_dense and "rigl" not in row.method and "iso" not in row.method and len(table) > 6:
             continue
         color = "#7F7F7F" if is_dense else FAMILIES["wide"][1]
         label = row.method if is_dense else _level(row.sparsity, row.masks)
-        label += f", {row.budget:g} epochs" if is_mixed else ""
+        label += f", {row.budget:g} epochs" if found is ACCURACY else ""
         axes.errorbar(
             row.flops * (1.0 if is_dense else 1.035 ** len(shown)),
             row.gain,
@@ -146,6 +146,7 @@ def _by_flops(axes: Axes, table: pd.DataFrame, lengths: pd.DataFrame, found: Out
         )
         shown.add(label)
     trail = lengths[lengths["sparsity"] == 0.75].sort_values("budget")
+    name = f"75%, {trail['budget'].min():g} (pale) to {trail['budget'].max():g} epochs"
     for index, row in enumerate(trail.itertuples()):
         axes.plot(
             row.flops / 1.08,
@@ -154,7 +155,7 @@ def _by_flops(axes: Axes, table: pd.DataFrame, lengths: pd.DataFrame, found: Out
             color=FAMILIES["wide"][1],
             alpha=(index + 1) / (len(trail) + 1),
             mec="none",
-            label=f"75%, {row.budget:g} epochs" if row.budget >= 4 else None,
+            label=name if row.budget == trail["budget"].max() else None,
         )
     for name, flops, gain in stars(found):
         axes.plot(flops, gain, "*", color="#D55E00", ms=11, label=f"published: {name}")

@@ -1,6 +1,6 @@
-"""BLEU minus dense by the sparsity of pre-training: up is better. Orange is published with
-deviations, blue ours with 95% intervals. Numbers below: FLOPs of both
-phases as a share of dense."""
+"""Cost of sparse pre-training by its sparsity: up is better. Above: published BLEU minus dense,
+with deviations. Below: our test loss minus dense, with 95% intervals. FLOPs are of both phases,
+as a share of dense."""
 
 import math
 from typing import Any
@@ -17,16 +17,16 @@ from experiments.findings.evidence import gather
 from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
 
-BLEU = Outcome(metric="bleu", split="test", unit="BLEU", better="higher", noun="BLEU")
+LOSS = Outcome(metric="loss", split="test", unit="nats", better="lower", noun="test loss")
 COLUMNS = ["whose", "model", "data", "sparsity", "gain", "low", "high", "flops"]
-METHODS = {"spdf-50": 0.5, "spdf-75": 0.75}
+METHODS = {"spdf-50": 0.5, "spdf-75": 0.75, "scratch": 1.0}
 #: Of both phases, as a share of dense, by sparsity.
 PUBLISHED_FLOPS = {0.5: 0.601, 0.75: 0.401}
 DENSE = "dense-dense"
 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
-    """Published rows of GPT-3 XL and ours, each minus dense."""
+    """Published BLEU of GPT-3 XL and our test loss, each minus dense; sparsity 1: from scratch."""
     return pd.DataFrame([*_published(), *_ours(records, study)], columns=COLUMNS)
 
 
@@ -52,7 +52,7 @@ def _published() -> list[dict[str, Any]]:
 
 def _ours(records: pd.DataFrame, study: PlannedStudy) -> list[dict[str, Any]]:
     evidence = gather([study], [records])
-    values, found = evidence.values(BLEU), []
+    values, found = evidence.values(LOSS), []
     flops = tidy.select(records, "flops_executed").set_index("run")["value"]
     runs = evidence.runs[evidence.runs["run"].isin(values.index)]
     both = (runs[phase].map(flops).astype(float) for phase in ("run", "first"))
@@ -70,34 +70,37 @@ def _ours(records: pd.DataFrame, study: PlannedStudy) -> list[dict[str, Any]]:
 
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
-    """One panel; published bands and our intervals side by side."""
+    """Published BLEU beside our loss."""
     table = data(records, curves, study)
-    figure, (axes,) = style.panels(1, height=3.8)
+    figure, panels = style.panels(2, height=2.6)
+    shown = {"published": "BLEU minus dense", "here": "test loss minus dense, nats"}
     colors = {"published": "#D55E00", "here": "#0072B2"}
-    groups = list(table.groupby(["whose", "model", "data"], sort=False))
-    for place, ((whose, model, task), own) in enumerate(groups):
-        axes.errorbar(
-            100 * own["sparsity"] + 1.6 * (place - len(groups) / 2),
-            own["gain"],
-            yerr=[own["gain"] - own["low"], own["high"] - own["gain"]],
-            ls="",
-            marker="sD^ovP*X"[place],
-            color=colors[whose],
-            capsize=2,
-            label=f"{whose}: {model}, {task}",
-        )
-
-    axes.axhline(0, color=INK, lw=0.8)
-    ticks = []
-    for level in sorted(METHODS.values()):
-        own = table[table["sparsity"] == level]
-        shares = {whose: own.loc[own["whose"] == whose, "flops"] for whose in colors}
-        ends = [f"{share:.2f}" for share in shares["here"].agg(["min", "max"]).dropna()]
-        ours = f"\nhere {' to '.join(dict.fromkeys(ends))}" if ends else ""
-        ticks.append(f"{100 * level:g}%\nFLOPs {shares['published'].mean():.2f}{ours}")
-    axes.set_xticks([100 * level for level in METHODS.values()], ticks)
-    axes.set_xlim(35, 90)
-    axes.set_xlabel("sparsity of pre-training")
-    axes.set_ylabel("BLEU minus dense (up is better)")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=7, handlelength=1.2)
+    for axes, (whose, outcome) in zip(panels, shown.items(), strict=True):
+        sparse = table[(table["whose"] == whose) & (table["sparsity"] < 1)]
+        for place, ((model, task), own) in enumerate(sparse.groupby(["model", "data"], sort=False)):
+            axes.errorbar(
+                100 * own["sparsity"] + 1.6 * place,
+                own["gain"],
+                yerr=[own["gain"] - own["low"], own["high"] - own["gain"]],
+                ls="",
+                marker="sD^ovP*X"[place],
+                color=colors[whose],
+                capsize=2,
+                label=f"{model}, {task}",
+            )
+        axes.axhline(0, color=INK, lw=0.8)
+        ticks = [
+            f"{100 * level:g}%\nFLOPs {own['flops'].mean():.2f}"
+            for level, own in sparse.groupby("sparsity")
+        ]
+        axes.set_xticks(sorted(100 * sparse["sparsity"].unique()), ticks)
+        axes.set_xlim(35, 90)
+        axes.set_xlabel("sparsity of pre-training")
+        axes.set_ylabel(f"{outcome} (up is better)")
+        axes.set_title("Published" if whose == "published" else "Here")
+    for gain in table.loc[table["sparsity"] == 1, "gain"]:
+        panels[1].axhline(gain, color=INK, ls="--", lw=0.8, label="no pre-training")
+    panels[1].invert_yaxis()  # less loss is better
+    for axes in panels:
+        axes.legend(fontsize=7, handlelength=1.2)
     return figure
