@@ -1,5 +1,5 @@
 """Our FLOP counts against the published ones: rings follow our conventions, filled points are the
-nearer of that and the source's own count. The band is 1%; what lies beyond the
+nearer of that and the source's own. The band is 1%; what lies beyond the
 axis stands at its end, filled points with their value."""
 
 import pandas as pd
