@@ -11,12 +11,13 @@ import yaml
 from pydantic import AfterValidator, Field, PositiveFloat, ValidationError, model_validator
 
 from experiments.errors import UserError, not_one_of
-from experiments.specs.schema import Scale
+from experiments.specs.schema import ROOT, Scale, module_names
 from experiments.specs.strict_yaml import read_yaml
 from experiments.tasks import Strict
 
 FOLDER = Path(__file__).parent
 NINE = FOLDER / "nine"
+FIGURES = ROOT / "experiments" / "analysis" / "figures"
 MOST_SUPPORTING = 16
 
 
@@ -121,6 +122,24 @@ class Check(Strict):
     says: str = Field(description="what is compared, in words")
 
 
+def _known_figure(name: str) -> str:
+    known = module_names(FIGURES)
+    if name.rpartition(".")[2] not in known:
+        raise ValueError(not_one_of("figure", name, known, "experiments/analysis/figures"))
+    return name
+
+
+class Card(Strict):
+    """What its card on the front page shows besides the effect."""
+
+    table3: bool = Field(False, description="whether it has the library blog's Table 3")
+    figures: list[Annotated[str, AfterValidator(_known_figure)]] = Field(
+        [], description="of its study, or study.figure"
+    )
+    differs: str = ""
+    doubt: str = ""
+
+
 class Claim(Comparison):
     """A result of the sources."""
 
@@ -140,7 +159,7 @@ class Claim(Comparison):
     links: list[Comparison] = Field([], description="several comparisons, each with its own word")
     order: list[str] = Field([], description="methods from worst to best, as published")
     check: Check | None = None
-    card: dict[str, Any] = Field({}, description="what its card shows; `experiments.report.cards`")
+    card: Card = Card()
 
     @model_validator(mode="after")
     def complete(self) -> Self:

@@ -256,8 +256,7 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
     """A result's card."""
     claim, shown = found.claim, found.claim.card
     known = facts(found, evidence)
-    wanted = [shown["figure"]] if "figure" in shown else shown.get("figures", [])
-    body = [table3(found, evidence)] if shown.get("kind") == "table3" else []
+    body = [table3(found, evidence)] if shown.table3 else []
     if claim.name == "few-shot":
         body.append(chance(evidence))
     unit = claim.outcome.unit if claim.outcome else ""
@@ -285,11 +284,11 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
         "body": [part for part in body if part],
         "pictures": [
             (caption(name.rpartition(".")[2]), pictures[name])
-            for name in wanted
+            for name in shown.figures
             if name in pictures
         ],
-        "differs": shown.get("differs", "").format(**known),
-        "doubt": shown.get("doubt", "").format(**known),
+        "differs": shown.differs.format(**known),
+        "doubt": shown.doubt.format(**known),
         "verified": verification.words(found.runs),
         "command": command(found, evidence.scale),
         "minutes": _minutes(found, evidence),
