@@ -194,7 +194,7 @@ def where(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> No
     from experiments.findings import evidence, ledger
     from experiments.report import render
 
-    found = evidence.load(chosen["scale"])
+    found = evidence.judged(chosen["scale"])
     done = found.scores["run"].nunique()
     print(f"{done} of {len(found.runs)} runs of scale {chosen['scale']} are finished. Found:")
     for line in render.short(ledger.nine(found)):

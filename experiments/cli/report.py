@@ -160,7 +160,7 @@ def report(study: StudyName, scale: Scale) -> None:
         facts,
         records,
         parquet.read(folder, tables=cost.TABLES),
-        evidence.load(scale) if judged else evidence.gather([facts], [records]),
+        evidence.judged(scale, study) if judged else evidence.gather([facts], [records]),
         page,
         empty=empty,
     )
@@ -179,7 +179,7 @@ def index(scale: Scale) -> None:
     from experiments.report import render
 
     studies = [planned(name, scale) for name in names]
-    render.render_index(studies, evidence.load(scale), results, reports)
+    render.render_index(studies, evidence.judged(scale), results, reports)
 
 
 @app.command()
@@ -188,7 +188,7 @@ def publish(scale: Scale) -> None:
     from experiments.findings import evidence, ledger
     from experiments.report import render
 
-    found = ledger.nine(evidence.load(scale))
+    found = ledger.nine(evidence.judged(scale))
     for name in study_names():
         render.answer(planned(name, scale), found, strict=True)
     render.publish(paths.reports(scale), paths.REPORTS)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from experiments.errors import UserError
-from experiments.findings.claim import Outcome, Place
+from experiments.findings.claim import Outcome, Place, nine, supporting
 from experiments.findings.estimate import Arm
 from experiments.specs.planned import PlannedStudy
 from experiments.specs.run import Run
@@ -40,11 +40,13 @@ class Evidence:
         runs: One row per planned run; the columns are `COLUMNS`; a trial's study is the one that
             it is for.
         scores: Tidy records of the finished ones.
+        elsewhere: Evidence at other scales that trends of its claims name, by scale.
     """
 
     scale: str
     runs: pd.DataFrame
     scores: pd.DataFrame
+    elsewhere: Mapping[str, Evidence] = field(default_factory=dict)
 
     @functools.cache  # noqa: B019 - one evidence per scale and process
     def values(self, outcome: Outcome) -> pd.Series[float]:
@@ -180,6 +182,18 @@ def load(scale: str, study: str = "") -> Evidence:
             "makes them"
         )
     return gather(studies, records)
+
+
+def judged(scale: str, study: str = "") -> Evidence:
+    """The evidence on which claims are judged: all of them, or those of a study."""
+    own = [claim for claim in (*nine(), *supporting()) if study in ("", claim.study)]
+    trends = [
+        (place.scale, claim.study)
+        for claim in own
+        for comparison in claim.comparisons()
+        for place in comparison.trend.get(scale, [])  # type: ignore[call-overload]
+    ]
+    return replace(load(scale), elsewhere={key[0]: load(*key) for key in trends if key[0]})
 
 
 def _committed(study: PlannedStudy) -> pd.DataFrame:

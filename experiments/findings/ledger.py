@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from experiments.errors import UserError
 from experiments.findings import claim as claims
 from experiments.findings import pool
 from experiments.findings.claim import Check, Claim, Comparison, Outcome, Place
 from experiments.findings.estimate import NO_TEST, Arm, Estimate, Word, estimate, judge
-from experiments.findings.evidence import Evidence, load
+from experiments.findings.evidence import Evidence
 from experiments.findings.gate import Gate, ask
-from experiments.store import paths, tidy
+from experiments.store import tidy
 
 AGREES, DIFFERS = "check: agrees", "check: differs"
 #: Seeds of each arm below which a workload is no primary one.
@@ -173,7 +174,7 @@ def _trend(
     """What the comparison is at other sparsities and budgets, of those that are there."""
     found = []
     for place in comparison.trend.get(evidence.scale, []):  # type: ignore[call-overload]
-        own = load(place.scale, claim.study) if place.scale else evidence
+        own = evidence.elsewhere[place.scale] if place.scale else evidence
         there = _strata(comparison, place, own, own.values(outcome), LEAST_SEEDS)
         if there is not None:
             found.append((place.label, estimate(there[1], there[2], sign=outcome.sign)))
@@ -182,12 +183,11 @@ def _trend(
 
 def _checked(claim: Claim, check: Check, scale: str) -> Finding:
     """Compare computed numbers with published ones."""
-    path = paths.computation(scale, check.computation) / f"{check.table}.csv"
-    if not path.is_file():
-        return Finding(
-            claim, claim, Word(NO_TEST, reason=f"{check.computation} was not computed here")
-        )
-    rows = tidy.computed(scale, check.computation, check.table)
+    try:
+        rows = tidy.computed(scale, check.computation, check.table)
+    except UserError:
+        reason = f"{check.computation} was not computed here"
+        return Finding(claim, claim, Word(NO_TEST, reason=reason))
     for column, kept in check.rows.items():
         rows = rows[rows[column].astype(str).isin(kept)]
     apart = (rows[check.ours] / rows[check.published] - 1).abs()
