@@ -45,8 +45,8 @@ class Request:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = checked(config)
-        run = self.config["run"]
-        self.again = [] if run is None else find_runs(str(run))
+        run = str(self.config["run"])
+        self.again = [] if run == "none" else find_runs(run)
         self.scale: str = self.again[0].scale if self.again else self.config["scale"]
         #: What is wrong with studies that nothing was asked of, by their names.
         self.broken: dict[str, SpecError] = {}
@@ -194,7 +194,7 @@ class Request:
     def rerun_pages(self) -> list[str]:
         """Pages of the studies whose runs are redone."""
         if not self.again:
-            raise SpecError("run is None: rerun needs --config run=<run id>")
+            raise SpecError("run is none: rerun needs --config run=<run id>")
         studies = sorted({study for run in self.again for study in run.studies})
         return [f"{paths.page(self.scale, study).as_posix()}/index.html" for study in studies]
 
@@ -263,8 +263,7 @@ class Request:
         files = [paths.verified(self.scale, run.id) for run in runs if run.id in known]
         if not files:
             raise SpecError(
-                f"no record of scale={self.scale} study={self.config['study']} is committed, so "
-                "there is nothing to verify"
+                f"no record of {' '.join(self.named())} is committed, so there is nothing to verify"
             )
         return [(file / "record.json").as_posix() for file in files]
 

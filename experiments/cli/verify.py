@@ -31,6 +31,8 @@ RunIds = Annotated[str | None, typer.Option("--run", help="run ids, with commas"
 def named_runs(run: str | None, study: str | None, scale: str | None) -> list[Run]:
     """The committed runs that a command names; raises `SpecError` where there are none."""
     if run is not None:
+        if study or scale:
+            raise SpecError("name --run alone, or --study and --scale: an id has its scale")
         chosen = find_runs(run)
     elif study is None and scale is None:
         raise SpecError("name what to verify: --run ID, --study NAME or --scale NAME")

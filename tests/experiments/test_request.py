@@ -103,7 +103,7 @@ def test_a_rerun_redoes_the_pages_that_show_its_run(folder):
     names = sorted(shared.studies)
     assert asked.rerun_pages() == [f"reports/small/{name}/index.html" for name in names]
     assert asked.evidence("small") == [f"results/small/{name}/records.csv" for name in names]
-    with pytest.raises(SpecError, match="^run is None: rerun needs --config run=<run id>$"):
+    with pytest.raises(SpecError, match="^run is none: rerun needs --config run=<run id>$"):
         ask().rerun_pages()
 
 
@@ -203,8 +203,10 @@ def test_a_command_says_how_runs_are_computed():
 
 def test_words_of_the_command_line_are_read_and_what_is_left_out_keeps_its_default():
     assert checked({"scale": "smoke"}) == {**CONFIG, "scale": "smoke"}
-    read = checked({**CONFIG, "offline": "false", "mirror": "null", "run": "null"})
-    assert (read["offline"], read["mirror"], read["run"]) == (False, None, None)
+    read = checked({**CONFIG, "offline": "false", "mirror": "null"})
+    assert (read["offline"], read["mirror"], read["run"]) == (False, None, "none")
+    with pytest.raises(SpecError, match="^run is None, but must be none, or run ids with commas$"):
+        checked({**CONFIG, "run": None})  # of `--config run=$EMPTY`
     assert ask(offline="false").environment == {"HF_HUB_OFFLINE": "0"}
     assert ask(mirror=".").environment == {"SPARSE_MIRROR": "."}
 

@@ -9,6 +9,12 @@ rule verify_run:
     resources:
         mem_mb=REQUEST.memory_mb,
         runtime=REQUEST.minutes,
+    params:
+        spec=lambda wildcards: REQUEST.run(wildcards).spec_hash,
+        code=lambda wildcards: [
+            code.training_code_hash(REQUEST.run(wildcards).spec),
+            REQUEST.evaluation_hash(wildcards),
+        ],
     shell:
         "python -m experiments again --run {wildcards.run:q} > {log:q} 2>&1"
 
