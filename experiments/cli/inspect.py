@@ -195,8 +195,12 @@ def where(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> No
     from experiments.report import render
 
     found = evidence.judged(chosen["scale"])
-    done = found.scores["run"].nunique()
-    print(f"{done} of {len(found.runs)} runs of scale {chosen['scale']} are finished. Found:")
+    done = found.scores["run"].unique()
+    here = sum((paths.run(chosen["scale"], run) / "record.json").is_file() for run in done)
+    print(
+        f"{len(done)} of {len(found.runs)} runs of scale {chosen['scale']} have a record: "
+        f"{here} made here, {len(done) - here} committed. Found:"
+    )
     for line in render.short(ledger.nine(found)):
         print(f"  {line}")
     print(f"The page is {folder}/index.html; commands.csv beside it repeats each number.")

@@ -345,7 +345,7 @@ def summary(findings: Sequence[Finding]) -> str:
     as_large = sum(word.size == "as large" for word in same)
     sized = sum(bool(word.size) for word in same)
     parts = [f"{len(same)} {'has' if len(same) == 1 else 'have'} the published direction"]
-    if same:
+    if sized:
         parts[0] += f" ({as_large or 'none'} of {sized} with a comparable size has it)"
     has, be = ("has", "have"), ("is", "are")
     for name, verbs, text in (

@@ -259,7 +259,7 @@ def test_where_names_the_committed_report_until_one_is_written(place, call):
     (folder / "index.html").touch()
     arguments = ("--cores", "2", "-n", "--config", "scale=smoke", "compile=true", "offline=True")
     code, text = call("where", "--", *arguments, "--set-threads", "train=2")
-    assert code == 0 and re.match(r"0 of \d+ runs of scale smoke are finished\.", text)
+    assert code == 0 and re.match(r"0 of \d+ runs of scale smoke have a record: 0 made", text)
     assert "The page is reports/smoke/index.html" in text
 
 
