@@ -255,7 +255,7 @@ def test_a_diff_changes_what_it_says(heading, diff, tmp_path):
     study = tmp_path / "sparsity_library.yaml"
     before, text = hashes(tmp_path), study.read_text()
     old, new = (
-        "".join(f"{line[1:]}\n" for line in diff.splitlines() if line[0] == s) for s in "-+"
+        "".join(f"{line[1:]}\n" for line in diff.splitlines() if line[0] in f" {s}") for s in "-+"
     )
     assert text.count(old) == 1
     study.write_text(text.replace(old, new))
