@@ -72,7 +72,7 @@ def check_seed(value: Any) -> int | None:
 
 
 def about_shares(value: Any) -> str:
-    """What a message adds about a text such as ``2%``, a share of a run; else nothing."""
+    """The hint of a message about a text such as ``2%``, a share of a run; else nothing."""
     is_share = isinstance(value, str) and value.endswith("%")
     return "; the length of a run is not known here, so give steps" if is_share else ""
 

@@ -1,4 +1,4 @@
-"""What holds for every algorithm, as checks that a class of your own can be put through.
+"""Properties of every algorithm, as checks for a class of your own.
 
 >>> import sparse_lib as sl
 >>> class Largest(sl.DynamicSparsityAlgorithm):

@@ -1,4 +1,4 @@
-"""What each weight of a model is: kind, orientation, fan-in, fan-out, role, ties.
+"""Facts of each weight of a model: kind, orientation, fan-in, fan-out, role, ties.
 
 This is the one place that knows torch's layers, transformers' transposed ``Conv1D`` and fused
 experts, embeddings, norms, routers and heads. Filters, masks, distributions, FLOP counts, plans,

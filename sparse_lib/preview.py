@@ -1,4 +1,4 @@
-"""What a sparsity config will do to a model, before anything is trained."""
+"""The effect of a sparsity config on a model, before anything is trained."""
 
 from __future__ import annotations
 

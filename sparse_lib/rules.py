@@ -1,4 +1,4 @@
-"""What libraries decide differently, as one object that the rest of the library asks."""
+"""Decisions in which libraries differ, as one object that the rest of the library asks."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def _check_fit(model: nn.Module, state: State, *, strict: bool) -> None:
 
 
 def _number(tensor: Tensor) -> str:
-    """What kind of number a tensor holds; loading casts within a kind only."""
+    """The kind of number that a tensor holds; loading casts within a kind only."""
     if tensor.is_floating_point():
         return "real"
     return "complex" if tensor.is_complex() else "bool" if tensor.dtype == torch.bool else "integer"

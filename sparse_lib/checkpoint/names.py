@@ -45,7 +45,7 @@ def is_packed(module: nn.Module) -> bool:
 
 
 def namer(model: nn.Module) -> Callable[[str], str]:
-    """What takes the wrappers of a model out of its names, and nothing that is its own."""
+    """A function that takes the wrappers of a model out of its names, and nothing of its own."""
     inside = [  # the innermost first
         f"{path}.module." if path else "module."
         for path, module in reversed(list(model.named_modules()))

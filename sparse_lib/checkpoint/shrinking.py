@@ -164,7 +164,7 @@ def _padding(module: nn.Module) -> int:
 
 
 def _passed(values: Tensor, between: Sequence[nn.Module]) -> Tensor:
-    """What constant units, one value each, are after the modules between two layers."""
+    """The values of constant units, one each, after the modules between two layers."""
     for module in between:
         if type(module) in (*_POOLS, nn.Flatten):
             continue

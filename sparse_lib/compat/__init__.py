@@ -1,4 +1,4 @@
-"""What other libraries do otherwise: their rules, config dialects and older APIs.
+"""Compatibility with other libraries: their rules, config dialects and older APIs.
 
 Importing this package registers the rules for ``compat`` arguments and the dialects for
 `sparse_lib.configure`.

@@ -8,7 +8,7 @@ from sparse_lib.execution import kernels
 
 @dataclass(frozen=True)
 class Costs:
-    """What a training step through the kernels costs, at 1,024 tokens.
+    """Costs of a training step through the kernels, at 1,024 tokens.
 
     Units of what masked dense execution of a large layer takes per weight, all of them above 0.
 
@@ -84,7 +84,7 @@ def default_costs() -> Costs:
 
 @dataclass(frozen=True)
 class Images:
-    """What the tokens of a convolution are windows of; it changes what both executions cost.
+    """The images whose windows are a convolution's tokens; they change the cost of both executions.
 
     Channels are of the input, the width is that of the output in windows, and the stride the
     product of both strides.

@@ -135,7 +135,7 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 def _why_not_loaded(path: Path) -> str:
-    """What keeps a file from being loaded as a library, or nothing; it may have been cut short."""
+    """Why a file cannot be loaded as a library, or nothing; it may have been cut short."""
     try:
         _open(path)
     except OSError as error:

@@ -93,7 +93,7 @@ class Rows:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """What a graph of `torch.compile` holds of the geometry; see `geometry_of`."""
+        """The geometry as a graph of `torch.compile` holds it; see `geometry_of`."""
         return (1,) if self.inputs_first else ()
 
     @property
@@ -110,7 +110,7 @@ class Rows:
         """Rows are no windows of images."""
 
     def batched(self, source: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
-        """What ``product`` makes of the input, which may have any leading dimensions."""
+        """The ``product`` of the input, which may have any leading dimensions."""
         return product(source)
 
     def prepare(self, source: Tensor) -> Tensor:
@@ -176,12 +176,12 @@ class Windows:
         return height, width
 
     def images(self, source: Tensor) -> Images:
-        """What the windows lie in, by which a convolution is worth skipping or not."""
+        """The images of the windows, by which a convolution is worth skipping or not."""
         width = self._out_size(source)[1]
         return Images(source.shape[-3], width, self.stride[0] * self.stride[1])
 
     def batched(self, source: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
-        """What ``product`` makes of a batch; of a single image as a batch of one."""
+        """The ``product`` of a batch; a single image counts as a batch of one."""
         if source.dim() == 3:
             return product(source.unsqueeze(0)).squeeze(0)
         return product(source)

@@ -1,4 +1,4 @@
-"""What the layer-local families share: which layers, and one layer in place of another."""
+"""Shared code of the layer-local families: which layers, and how one replaces another."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def sizes(dense: nn.Module) -> tuple[int, int]:
 
 
 def norm(dense: nn.Module, size: int) -> nn.BatchNorm2d | nn.LayerNorm:
-    """What stands inside a replacement: batch norm after convolutions, layer norm after others."""
+    """The norm inside a replacement: batch norm after convolutions, layer norm after others."""
     weight = dense.weight
     assert isinstance(weight, Tensor)
     kind = nn.BatchNorm2d if isinstance(dense, nn.Conv2d) else nn.LayerNorm

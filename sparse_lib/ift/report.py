@@ -1,4 +1,4 @@
-"""What a transform did to each layer: parameters and FLOPs, before and after."""
+"""Parameters and FLOPs of each layer, before and after a transform."""
 
 from __future__ import annotations
 

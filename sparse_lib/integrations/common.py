@@ -1,4 +1,4 @@
-"""What all integrations share: making the algorithm, its state in a checkpoint, its metrics."""
+"""Shared code of the integrations: making the algorithm, its state in a checkpoint, its metrics."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ erk = functools.partial(er, kernels=True)
 def global_(
     weights: Mapping[str, Tensor], sparsity: float, *, scores: Mapping[str, Tensor] | None = None
 ) -> dict[str, float]:
-    """What pruning all tensors together, by magnitude or scores, leaves in each: at least one.
+    """Sparsities from pruning all tensors together by magnitude or scores: each keeps one at least.
 
     An algorithm's ``distribution="global"`` ranks so whatever its own criterion is.
     """
@@ -103,7 +103,7 @@ def global_(
 
 def _scored(method: str) -> Callable[..., dict[str, float]]:
     def by_score(weights: Mapping[str, Tensor], sparsity: float) -> dict[str, float]:
-        """What pruning all tensors together by a score leaves in each; see `score_of`."""
+        """Sparsities from pruning all tensors together by a score; see `score_of`."""
         scores = {name: score_of(weight, method) for name, weight in weights.items()}
         return global_(weights, sparsity, scores=scores)
 

@@ -261,7 +261,7 @@ def _signature(method: InitMethod) -> tuple[int, bool, dict[str, str]]:
 
 
 def _kind(parameter: inspect.Parameter) -> str | None:
-    """What a parameter of a function is by its name or annotation; None where neither says it."""
+    """The role of a function's parameter by its name or annotation; None where neither tells."""
     if parameter.annotation in (torch.device, "torch.device", "device"):
         return "device"
     kinds = ("shaper", "generator", "device")

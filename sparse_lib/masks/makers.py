@@ -305,5 +305,5 @@ def _checked_mask(mask: Tensor, score: Tensor) -> Tensor:
 
 
 def _kind(value: Any) -> str:
-    """What a value is, without the numbers of an array."""
+    """A value in words, without the numbers of an array."""
     return repr(value) if value is None else f"a {type(value).__name__}"

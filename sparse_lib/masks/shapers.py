@@ -99,7 +99,7 @@ class OutputGroupScoreShaper(_LayerShaper):
     """
 
     key = "num_groups"
-    """What messages call the number of groups."""
+    """The key of the number of groups in messages."""
     _what = "outputs"
 
     def __init__(self, num_groups: int | None = None, *, remainder: str = "refuse") -> None:

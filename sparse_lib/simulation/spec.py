@@ -1,4 +1,4 @@
-"""What a device declares, and how the cost of skipping zeros is fitted to a published curve."""
+"""Facts of a device, and the cost of skipping zeros, fitted to a published curve."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class LayerTime:
 
     @property
     def bound_by(self) -> str:
-        """What takes longest: ``"compute"``, ``"transfer"`` or ``"exchange"``."""
+        """The longest part: ``"compute"``, ``"transfer"`` or ``"exchange"``."""
         kinds = ("compute", "transfer", "exchange")
         return max(kinds, key=lambda kind: getattr(self, f"{kind}_s"))
 
@@ -119,7 +119,7 @@ class Simulation:
 
     @property
     def bound_by(self) -> str:
-        """What bounds most of the step: ``"compute"``, ``"transfer"`` or ``"exchange"``."""
+        """The bound of most of the step: ``"compute"``, ``"transfer"`` or ``"exchange"``."""
         times = Counter[str]()
         for layer in self.layers:
             times[layer.bound_by] += layer.time_s  # type: ignore[assignment]
@@ -276,7 +276,7 @@ def _kept(flops: ModelFlops, *, recompute: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What is the same for all layers of a step."""
+    """Facts that all layers of a step share."""
 
     spec: DeviceSpec
     seconds_per_flop: float
