@@ -42,14 +42,14 @@ def explained(error: BaseException) -> bool:
 
 
 def sentence(error: BaseException) -> str:
-    """What to print of an error, on one line."""
+    """The text of an error on one line."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return " ".join(str(error).split())
 
 
 def reason(error: BaseException) -> str:
-    """What another library says was the first cause of an error: one line of bounded length."""
+    """The first cause of another library's error, as one line of bounded length."""
     while error.__cause__ is not None:
         error = error.__cause__
     said = (str(error).strip().splitlines() or [type(error).__name__])[0]

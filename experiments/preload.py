@@ -107,7 +107,7 @@ def hand_over(arguments: list[str]) -> None:
 
 
 def _origin() -> list[Any]:
-    """What a job and the server must have in common."""
+    """The settings that a job and the server must share."""
     settings = [os.environ.get(name) for name in READ_AT_IMPORT]
     return [sys.executable, sys.version, os.getcwd(), str(Path(__file__)), settings]
 

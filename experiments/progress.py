@@ -1,4 +1,4 @@
-"""What a person reads while `snakemake` works: one line per finished job, with the time left."""
+"""Snakemake's output: one line per finished job, with the time left."""
 
 from __future__ import annotations
 

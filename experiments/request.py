@@ -1,4 +1,4 @@
-"""What one `snakemake` command asks for: its checked configuration, and what the rules need.
+"""One `snakemake` command: its checked configuration, and the inputs and parameters of rules.
 
 Snakemake imports this module at parse time, so it imports neither torch nor pandas. Only the scales
 that a command names are expanded.
@@ -23,6 +23,7 @@ from experiments.evaluation.code import evaluation_code_hash
 from experiments.specs import code, cost, trials
 from experiments.specs.code import ROOT
 from experiments.specs.config import checked
+from experiments.specs.digest import file_digest
 from experiments.specs.expand import all_runs, computation_costs
 from experiments.specs.lookup import RUNS_OF, find_runs, planned_study
 from experiments.specs.read import load_study, study_names
@@ -56,7 +57,6 @@ class Request:
             if name in asked or (self.config["study"] == "all" and not self.again):
                 raise self.broken[name]
         self.studies = {name: load_study(name) for name in study_names() if name not in self.broken}
-        self._evaluation_hashes: dict[tuple, str] = {}
         self.reruns, unfinished = read_reruns()
         if unfinished != sorted(run.id for run in self.again):  # else the same command goes on
             for chosen in self.again:
@@ -104,7 +104,7 @@ class Request:
         return found
 
     def _missing(self, run: Run) -> str | None:
-        """What a run's data lack, if they neither lie here nor can be made here."""
+        """One sentence on a run's missing data, if they neither lie here nor can be made here."""
         if not self.config["offline"] or (paths.data(run.data_label) / "meta.json").is_file():
             return None
         mirror = self.config["mirror"] or os.environ.get("SPARSE_MIRROR")
@@ -138,7 +138,7 @@ class Request:
         files = [library / "configure.py", library / "ift/transformation.py"]
         files += sorted(library.glob("algorithms/*.py"))
         suites = sorted((ROOT / "experiments/evaluation/suites").glob("*.yaml"))
-        hashes = [code.code_hash(*files), *map(code.text_hash, suites)]
+        hashes = [code.code_hash(*files), *map(file_digest, suites)]
         mark = CHECKED / code.digest([specs, hashes])
         if device in ("cpu", "auto") and mark.exists():
             return
@@ -286,10 +286,7 @@ class Request:
     def evaluation_hash(self, wildcards: Any) -> str:
         """Hash of the code and the suite that score a run."""
         spec = self.run(wildcards).spec
-        kind = spec.task, spec.suite  # all that the hash depends on
-        if kind not in self._evaluation_hashes:
-            self._evaluation_hashes[kind] = evaluation_code_hash(spec)
-        return self._evaluation_hashes[kind]
+        return evaluation_code_hash(spec.task, str(spec.suite))
 
     def study_hash(self, study: str, scale: str) -> str:
         """Changes with the study's file, its runs, and what else its results depend on."""
@@ -385,7 +382,7 @@ def this_python_and_code_first() -> dict[str, str]:
 
 
 def wildcards() -> dict[str, str]:
-    """What each wildcard of the rules may be."""
+    """Regular expressions of the rules' wildcards."""
     one_of = lambda names: "|".join(map(re.escape, names))  # noqa: E731
     computations = module_names(ROOT / "experiments" / "computations")
     return {

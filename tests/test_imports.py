@@ -176,16 +176,26 @@ def test_rules_import_only_what_plans():
                 assert line in PLANNING
 
 
-def loaded_by(statement: str) -> set[str]:
+@pytest.mark.parametrize(
+    ("statement", "heavy"),
+    [
+        ("import experiments.request, experiments.preload", "torch matplotlib"),
+        (
+            "from experiments import data; [data.available(name) for name in data.names()]",
+            "torch numpy tokenizers pyarrow",
+        ),
+        (
+            "from experiments.evaluation.suite import *; suite_files(load_suite('small'))",
+            "torch numpy lm_eval",
+        ),
+        # Dynamo takes half of the time that importing torch takes.
+        (
+            "import sparse_lib as sl; assert sl.optim and sl.device and sl.ift",
+            "safetensors rich experiments torch._dynamo",
+        ),
+    ],
+)
+def test_planning_and_the_library_load_nothing_heavy(statement, heavy):
     code = f"import sys; {statement}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
-
-
-def test_planning_and_the_library_load_nothing_heavy():
-    heavy = {"transformers", "pandas", "datasets"}
-    planning = loaded_by("import experiments.request, experiments.preload")
-    assert not planning & {*heavy, "torch", "matplotlib"}
-    library = loaded_by("import sparse_lib as sl; assert sl.optim and sl.device and sl.ift")
-    # Dynamo takes half of the time that importing torch takes.
-    assert not library & {*heavy, "safetensors", "rich", "experiments", "torch._dynamo"}
+    assert not {*done.stdout.split()} & {"transformers", "pandas", "datasets", *heavy.split()}

@@ -1,4 +1,4 @@
-"""What runs cost, the phases that they continue included, and which had a core to themselves."""
+"""Cost of runs, continued phases included, and which runs had a core to themselves."""
 
 from __future__ import annotations
 

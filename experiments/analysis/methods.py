@@ -1,4 +1,4 @@
-"""What the methods of a study are called and how they look, from the study's facts."""
+"""Names, colours and markers of a study's methods, from the study's facts."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -8,7 +8,6 @@ budgets, other learning rates) are no headline runs, nor are those of a study of
 import pandas as pd
 
 from experiments.specs.planned import PlannedStudy
-from experiments.store import tidy
 
 
 def headline(rows: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
@@ -76,11 +75,3 @@ def by_level(rows: pd.DataFrame, *, most: int | None = None) -> list[tuple[float
     runs = rows[rows["sparsity"] > 0].groupby("sparsity")["run"].nunique()
     levels = sorted(runs.sort_values(ascending=False, kind="stable").index[:most])
     return [(level, rows[rows["sparsity"].isin([0.0, level])]) for level in levels or [0.0]]
-
-
-def by_treatment(rows: pd.DataFrame) -> list[tuple[str, float, pd.DataFrame]]:
-    """Return (method, sparsity, rows) of each treatment, in the order they occur."""
-    return [
-        (method, sparsity, rows[(rows["method"] == method) & (rows["sparsity"] == sparsity)])
-        for method, sparsity in tidy.treatments(rows)
-    ]

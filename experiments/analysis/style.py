@@ -1,4 +1,4 @@
-"""What all figures share: panels, axes, lines of methods, and labels at their ends."""
+"""Shared parts of figures: panels, axes, lines of methods, and labels at their ends."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -160,12 +160,12 @@ def label_ends(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
                   fontsize=matplotlib.rcParams["xtick.labelsize"])  # fmt: skip
 
 
-def spread(places: Sequence[float], gap: float, *, top: float = 0.96) -> list[float]:
-    """Return ascending places moved apart to at least ``gap``, none above ``top``."""
+def spread(places: Sequence[float], gap: float) -> list[float]:
+    """Return ascending places moved apart to at least ``gap``, none above 0.96."""
     spots: list[float] = []
     for place in places:
         spots.append(max(place, spots[-1] + gap) if spots else place)
-    ceiling = top
+    ceiling = 0.96
     for index in reversed(range(len(spots))):
         spots[index] = min(spots[index], ceiling)
         ceiling = spots[index] - gap

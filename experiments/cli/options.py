@@ -1,4 +1,4 @@
-"""What all commands share: the application, and the options that occur in several of them."""
+"""The application, and the options that several commands share."""
 
 from __future__ import annotations
 

@@ -141,12 +141,12 @@ def figure(
 @app.command()
 def report(study: StudyName, scale: Scale) -> None:
     """Write the page of a study with its tables and its figures."""
-    folder, page = paths.study(scale, study), paths.page(scale, study)
+    page = paths.page(scale, study)
     records, curves, facts = read_study(study, scale)
     from experiments.analysis import figures, tables
     from experiments.findings import claim, evidence
     from experiments.report import cost, render
-    from experiments.store import parquet
+    from experiments.store import results
 
     judged = any(study == own.study for own in (*claim.nine(), *claim.supporting()))
     for name in facts.tables:
@@ -159,7 +159,7 @@ def report(study: StudyName, scale: Scale) -> None:
     render.render_study(
         facts,
         records,
-        parquet.read(folder, tables=cost.TABLES),
+        results.collected(scale, study, (run.id for run in facts.runs), tables=cost.TABLES),
         evidence.judged(scale, study) if judged else evidence.gather([facts], [records]),
         page,
         empty=empty,

@@ -89,7 +89,7 @@ def finish(found: list[Verified], out: Path | None = None) -> None:
     print(verification.summary(found))
     if out is not None:
         lines = "".join(json.dumps(item._asdict()) + "\n" for item in found)
-        write_whole(out, lambda stream: stream.write(lines.encode()))
+        write_whole(out, lines.encode())
     if not all(item.is_good for item in found):
         raise typer.Exit(1)
 

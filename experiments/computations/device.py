@@ -1,4 +1,4 @@
-"""What sparsity buys on a device: measured on this CPU, published and simulated for the CS-2.
+"""Speed-up by sparsity on a device: measured on this CPU, published and simulated for the CS-2.
 
 Measured are one layer and one small GPT, on one thread, in CPU time, the variants in turn. All else
 follows from shapes and from the facts in ``sparse_lib.simulation.devices``, and is labelled
@@ -227,7 +227,7 @@ def llama_model(name: str, context: int) -> nn.Module:
 
 
 def layer_type(layer: LayerFlops) -> str:
-    """What a layer does in a transformer, in words."""
+    """The role of a layer in a transformer, in words."""
     if layer.weight_name is None:
         return "attention products"
     if layer.role == "head":

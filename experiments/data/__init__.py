@@ -52,8 +52,8 @@ def _modules() -> list[str]:
 
 
 @functools.cache
-def _datasets() -> dict[str, Dataset | ImageDataset]:
-    found: dict[str, Dataset | ImageDataset] = {}
+def _datasets() -> dict[str, Dataset]:
+    found: dict[str, Dataset] = {}
     for module in _modules():
         for entry in importlib.import_module(module).DATASETS:
             if entry.name in found:
@@ -76,7 +76,7 @@ def names() -> list[str]:
     return sorted(_datasets())
 
 
-def get(name: str, kind: str | None = None) -> Dataset | ImageDataset:
+def get(name: str, kind: str | None = None) -> Dataset:
     """Return a registered dataset.
 
     Args:
@@ -206,12 +206,6 @@ class Corpus:
 
         return packing.read_tokens(self.folder / f"{split}.bin")
 
-    def text(self, split: str) -> list[str]:
-        """Return the documents of the validation or test split."""
-        from experiments.data import packing
-
-        return packing.read_texts(self.folder / "text" / f"{split}.jsonl")
-
 
 def _mirror(mirror: Path | None) -> Path | None:
     named = mirror or os.environ.get(MIRROR_VARIABLE)
@@ -222,21 +216,14 @@ def _tokenizer(texts: Texts, out: Path, vocab_size: int, shared: "Tokenizer | No
     """Write or train the tokenizer into `out/tokenizer`; reuse one of the same text."""
     from experiments.data import tokenizer as tools
 
-    folder, key_file = out / "tokenizer", out / "tokenizer.key"
-    trains = shared is None
-    # A tokenizer file that was changed or cut short is trained again.
-    if (
-        trains
-        and key_file.is_file()
-        and key_file.read_text("utf-8") == _key(texts, vocab_size, folder)
-    ):
-        return tools.load(folder)
-    shutil.rmtree(folder, ignore_errors=True)
-    key_file.unlink(missing_ok=True)
+    if shared is None and (kept := _trained(texts, vocab_size, out)):
+        return kept
+    shutil.rmtree(out / "tokenizer", ignore_errors=True)
+    (out / "tokenizer.key").unlink(missing_ok=True)
     tokenizer = shared or tools.train_bpe(texts.splits["train"], vocab_size=vocab_size)
-    tools.save(tokenizer, folder)
-    if trains:
-        key_file.write_text(_key(texts, vocab_size, folder))
+    tools.save(tokenizer, out / "tokenizer")
+    if shared is None:
+        (out / "tokenizer.key").write_text(_key(texts, vocab_size, out))
     return tokenizer
 
 
@@ -247,17 +234,23 @@ def _shared_tokenizer(name: str, source: Source, vocab_size: int, beside: Path) 
     """
     from experiments.data import tokenizer as tools
 
-    dataset = get(name, "text")
-    assert isinstance(dataset, Dataset)
-    texts, prepared = dataset.read(source), beside / f"{name}-v{vocab_size}"
-    key_file, folder = prepared / "tokenizer.key", prepared / "tokenizer"
-    if key_file.is_file() and key_file.read_text("utf-8") == _key(texts, vocab_size, folder):
-        return tools.load(folder)
-    return tools.train_bpe(texts.splits["train"], vocab_size=vocab_size)
+    texts = get(name, "text").read(source)
+    kept = _trained(texts, vocab_size, beside / f"{name}-v{vocab_size}")
+    return kept or tools.train_bpe(texts.splits["train"], vocab_size=vocab_size)
 
 
-def _key(texts: Texts, vocab_size: int, folder: Path) -> str:
-    """What a trained tokenizer is made from, and the digest of its file."""
-    path = folder / "tokenizer.json"
+def _trained(texts: Texts, vocab_size: int, out: Path) -> "Tokenizer | None":
+    """The tokenizer in `out/tokenizer`, if it was trained on this text and its file is whole."""
+    from experiments.data import tokenizer as tools
+
+    key_file = out / "tokenizer.key"
+    if key_file.is_file() and key_file.read_text("utf-8") == _key(texts, vocab_size, out):
+        return tools.load(out / "tokenizer")
+    return None
+
+
+def _key(texts: Texts, vocab_size: int, out: Path) -> str:
+    """Digests of a trained tokenizer's texts and of its file, with the vocabulary size."""
+    path = out / "tokenizer" / "tokenizer.json"
     made = files_digest([path]) if path.is_file() else None
     return f"{texts.digest()} {vocab_size} {made}"

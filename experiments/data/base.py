@@ -1,4 +1,4 @@
-"""What a dataset is, and what all datasets share."""
+"""Datasets, their splits, and where they are looked for."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -82,7 +82,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class Dataset:
-    """One entry of the registry.
+    """One entry of the registry, which holds texts.
 
     Attributes:
         read: Returns the documents; may take a minute, may raise `MissingData`.
@@ -94,7 +94,7 @@ class Dataset:
     license: str
     source: str
     splits: str
-    read: Callable[[Source], Texts]
+    read: Callable[..., Any]
     missing: Callable[[Source], str | None] = lambda source: None
     fetch: Callable[[], object] | None = None
 
@@ -139,7 +139,7 @@ class ImageSize(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ImageDataset:
+class ImageDataset(Dataset):
     """One entry of the registry that holds images.
 
     Attributes:
@@ -149,14 +149,7 @@ class ImageDataset:
         size: Of all images, where it is known before they are prepared; `plan` needs it.
     """
 
-    name: str
-    license: str
-    source: str
-    splits: str
-    read: "Callable[[Source, int | None], Images]"
-    missing: Callable[[Source], str | None] = lambda source: None
     flip: bool = True
-    size: "ImageSize | None" = None
-    fetch: Callable[[], object] | None = None
+    size: ImageSize | None = None
 
     kind: ClassVar[str] = "images"

@@ -60,9 +60,3 @@ def write_texts(documents: Iterable[str], path: Path) -> None:
     with path.open("w", encoding="utf-8") as file:
         for document in documents:
             file.write(json.dumps({"text": document}, ensure_ascii=False) + "\n")
-
-
-def read_texts(path: Path) -> list[str]:
-    """Read documents written by `write_texts`."""
-    with path.open(encoding="utf-8") as file:
-        return [json.loads(line)["text"] for line in file]

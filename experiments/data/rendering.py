@@ -38,7 +38,7 @@ def font_folder() -> Path:
 
 
 def facts(fonts: Sequence[Path]) -> dict[str, Any]:
-    """What the pixels depend on beside this code: fonts, FreeType, matplotlib, numpy."""
+    """Hashes and versions that the pixels depend on: fonts, FreeType, matplotlib, numpy."""
     from matplotlib import ft2font
 
     return {

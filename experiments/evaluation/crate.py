@@ -12,13 +12,13 @@ from typing import Any
 from rocrate.model import ContextEntity, CreativeWork, SoftwareApplication
 from rocrate.rocrate import ROCrate
 
-from experiments.data.base import Dataset, ImageDataset
+from experiments.data.base import Dataset
 
 PROFILE = "https://w3id.org/ro/wfrun/process/0.5"
 LICENSE = "https://spdx.org/licenses/Apache-2.0"
 
 
-def write(folder: Path, train: Mapping[str, Any], corpus: Dataset | ImageDataset) -> None:
+def write(folder: Path, train: Mapping[str, Any], corpus: Dataset) -> None:
     """Write ``ro-crate-metadata.json`` beside the files of an exported model."""
     spec, versions = train["spec"], train["versions"]
     crate = ROCrate()

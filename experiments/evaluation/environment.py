@@ -1,4 +1,4 @@
-"""What the environment tells libraries of an evaluation."""
+"""Environment variables of an evaluation."""
 
 import os
 

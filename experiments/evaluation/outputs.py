@@ -1,4 +1,4 @@
-"""What a model answered, from which metrics are computed.
+"""Model outputs, from which metrics are computed.
 
 Shape suffixes: N images, K classes.
 """

@@ -79,7 +79,7 @@ class TaskEntry(Strict):
 
 
 class Common(Strict):
-    """What every suite has: how to run the model, recorded with every score."""
+    """Settings of every suite: how to run the model, recorded with every score."""
 
     name: str
     batch_size: PositiveInt = 32
@@ -105,7 +105,7 @@ class Common(Strict):
 
 
 class Suite(Common):
-    """What is scored of a language model."""
+    """The scores of a language model."""
 
     kind: Literal["text"] = "text"
     bootstrap_iters: NonNegativeInt = Field(
@@ -117,7 +117,7 @@ class Suite(Common):
 
 
 class ImageSuite(Common):
-    """What is scored of an image classifier."""
+    """The scores of an image classifier."""
 
     kind: Literal["images"] = "images"
     splits: Splits = Field(("validation", "test"), min_length=1)

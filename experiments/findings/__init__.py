@@ -1,4 +1,4 @@
-"""What the sources found, and what our runs say of it: nine results and a few supporting claims.
+"""The sources' results and our tests of them: nine results and a few supporting claims.
 
 ``nine/*.yaml``
     One result a file, in the order of the sources: who published what where, and what is compared.

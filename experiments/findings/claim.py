@@ -1,5 +1,4 @@
-"""What a result of the sources is, as data: who published it where, and what is compared with
-what."""
+"""A result of the sources as data: who published it where, and which arms are compared."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ class Published(Strict):
 
 
 class Outcome(Strict):
-    """What is measured on each run."""
+    """The measurement on each run that arms are compared by."""
 
     metric: str
     split: Literal["train", "validation", "test"] | None = Field(description="None: over several")

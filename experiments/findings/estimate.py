@@ -26,7 +26,6 @@ LEAST_PAIRS = 6
 SAME, OPPOSITE = "same direction", "opposite"
 SMALLER = "smaller than half of it, or nothing"
 OPEN, NO_TEST = "not resolved", "no fair test"
-WORDS = (SAME, OPPOSITE, SMALLER, OPEN, NO_TEST)
 
 
 class Arm(NamedTuple):
@@ -168,10 +167,10 @@ def _better(a: Mapping[int, float], b: Mapping[int, float], sign: int) -> float:
 
 @dataclass(frozen=True)
 class Word:
-    """What an estimate says of a published effect.
+    """The verdict of an estimate on a published effect.
 
     Attributes:
-        word: One of `WORDS`.
+        word: `SAME`, `OPPOSITE`, `SMALLER`, `OPEN` or `NO_TEST`.
         size: ``as large``, ``smaller`` or ``larger``; empty without a published size.
     """
 

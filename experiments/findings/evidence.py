@@ -113,7 +113,7 @@ def _shares(masks: Any, steps: int) -> Any:
 
 
 def _facts(run: Run) -> dict[str, object]:
-    """What determines a run, in a row."""
+    """The facts that determine a run, as a row."""
     spec, recipe = run.spec, run.spec.recipe
     transform = spec.transform
     return {

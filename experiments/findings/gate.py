@@ -32,7 +32,7 @@ ALLOWED = 2.0
 
 @dataclass(frozen=True)
 class Gate:
-    """What the gate found.
+    """The gate's verdict.
 
     Attributes:
         failed: Why the comparison is no fair test; empty if it passed.

@@ -171,7 +171,7 @@ def _arm(cells: dict[Arm, dict[int, float]], model: str, methods: list[str]) -> 
 def _trend(
     claim: Claim, comparison: Comparison, evidence: Evidence, outcome: Outcome
 ) -> tuple[tuple[str, Estimate], ...]:
-    """What the comparison is at other sparsities and budgets, of those that are there."""
+    """The comparison at other sparsities and budgets, where their runs are finished."""
     found = []
     for place in comparison.trend.get(evidence.scale, []):  # type: ignore[call-overload]
         own = evidence.elsewhere[place.scale] if place.scale else evidence

@@ -1,4 +1,4 @@
-"""Sparse-IFT in a run: the transformed model, the config of its masks, and its exported form."""
+"""The exported form of a model that Sparse-IFT transformed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,6 @@ from sparse_lib import ift
 
 #: Beside exported weights: what `load` needs to build the model that they belong to.
 FILE = "transform.json"
-
-
-def apply(
-    model: nn.Module, transform: dict[str, Any]
-) -> tuple[nn.Module, dict[str, Any], dict[str, Any]]:
-    """The transformed model, filter and levels of its masks, and the transformation's totals."""
-    transformed, config, report = ift.transform(model, **transform)
-    return transformed, config, report.summary()
 
 
 def write(folder: Path, config: dict[str, Any], transform: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a page says of a result: its row, its card and the words of its numbers, as Markdown."""
+"""A result on a page: its row, its card and the words of its numbers, as Markdown."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def link(key: str) -> str:
 
 
 def published(found: Finding) -> str:
-    """What the source printed, linked."""
+    """The source's own number, linked."""
     said = found.comparison.published or found.claim.published
     if said is None:
         return f"a statement ({link(found.claim.source)})"

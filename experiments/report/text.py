@@ -29,8 +29,6 @@ def format_cell(value: Any, column: str = "") -> str:
         return "–"
     if column.split()[-1:] == ["sparsity"]:
         return f"{100 * float(value):.4g}%"
-    if column in ("p", "p_adjusted"):
-        return "< 0.001" if value < 0.001 else f"{value:.3f}"
     if isinstance(value, bool) or isinstance(value, str):
         return str(value) if value != "" else "–"
     number = settled(value)

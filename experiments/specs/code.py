@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.errors import UserError
-from experiments.specs.digest import digest
+from experiments.specs.digest import digest, file_digest
 from experiments.specs.run import RunSpec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +65,7 @@ def parse(path: Path) -> ast.Module:
 
 
 class Syntax(NamedTuple):
-    """What a file of code says.
+    """Imports and hash of a file of code.
 
     Attributes:
         modules: Modules that it names in imports.
@@ -131,13 +131,8 @@ def code_hash(*entries: Path, data: bool = False) -> str:
     files = imported_files(*entries, data=data)
     hashes = {path.relative_to(ROOT).as_posix(): _syntax(path).digest for path in files}
     others = {other for path in files for other in files_beside(path.parent)}
-    hashes |= {path.relative_to(ROOT).as_posix(): text_hash(path) for path in others}
+    hashes |= {path.relative_to(ROOT).as_posix(): file_digest(path) for path in others}
     return digest(hashes)
-
-
-def text_hash(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def training_code_hash(spec: RunSpec) -> str:

@@ -1,4 +1,4 @@
-"""What a run's job asks a machine or a cluster for; estimates from its spec, without torch."""
+"""Resources of a run's job, estimated from its spec without torch."""
 
 from __future__ import annotations
 

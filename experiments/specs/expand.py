@@ -200,7 +200,7 @@ def _masks_apart(own: Mapping[str, Any] | None, trunk: Mapping[str, Any] | None,
 
 
 def unscheduled(spec: RunSpec) -> dict[str, Any]:
-    """What two recipes must share for one run to continue another: all but length and decay."""
+    """Settings that two recipes share if one run continues the other: all but length and decay."""
     recipe = spec.recipe.model_dump(mode="json")
     stable = recipe.get("stable") or {}
     own = {*spec.recipe.PLANNED, spec.recipe.BUDGET, "stable"}
@@ -307,11 +307,10 @@ def all_runs(
     return runs
 
 
-def computation_costs(scale: str, *, folder: Path | None = None) -> dict[str, float]:
+def computation_costs(scale: str) -> dict[str, float]:
     """Expected core-seconds of the computations of all sound studies; each is made once."""
     costs: dict[str, float] = {}
-    names = study_names(folder) if folder else ()
-    for study in [load_study(name, folder=folder) for name in names] or sound_studies():
+    for study in sound_studies():
         for computation in study.computations:
             cost = computation.cost(scale)
             costs[computation.name] = max(cost, costs.get(computation.name, 0.0))

@@ -23,7 +23,7 @@ def known_runs(*scales: Scale) -> dict[str, Run]:
 
 
 def broken_studies(*scales: Scale) -> dict[str, SpecError]:
-    """What is wrong with studies at these scales or all, by their names."""
+    """Errors of studies at these scales or all, by the studies' names."""
     return _known_runs(_stamp(), scales or SCALES)[1]
 
 
@@ -54,7 +54,7 @@ def find_run(run_id: str) -> Run:
 
 
 def _but_for_seed(run: Run) -> tuple[Any, ...]:
-    """What runs share that differ in their seed only."""
+    """A key that runs share if they differ in their seed only."""
     spec = run.spec
     names = spec.model.label, spec.data.label, spec.recipe.name, spec.method
     return (spec.scale, *names, spec.final_sparsity)

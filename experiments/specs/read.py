@@ -105,7 +105,7 @@ def _likened(text: str, folder: Path) -> dict[str, str]:
 
 @functools.lru_cache(maxsize=256)
 def _parsed(text: str) -> Any:
-    """What a text holds, to be read only: many studies take methods from the same few."""
+    """The value of a YAML text, to be read only: many studies take methods from the same few."""
     return read_yaml(text)
 
 

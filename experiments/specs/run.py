@@ -128,7 +128,7 @@ class RunSpec(Treatment, Strict):
         return value
 
     def mask_config(self, transformed: dict[str, Any] | None = None) -> Any:
-        """What `sparse_lib.configure` takes, with what the transformation says of the masks.
+        """The argument of `sparse_lib.configure`, with the transformation's filter and levels.
 
         The method's own settings go first, so a schedule may replace the constant sparsity.
 

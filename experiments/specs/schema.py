@@ -1,4 +1,4 @@
-"""What a study file may say: its sections, their keys and the values allowed in them."""
+"""The sections of a study file, their keys and the allowed values."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ class Computation(Strict):
 
 
 class Answer(Strict):
-    """What a study says at a scale, and the words of its results under which that is true."""
+    """A study's answer at a scale, and the words of its results under which it is true."""
 
     text: str = Field(description="at most 60 words; ``{name}`` is the result of that name")
     when: dict[Name, str] = Field({}, description="result -> its word")

@@ -1,4 +1,4 @@
-"""What studies of trials try, and which of it studies of evidence train with; by specs alone."""
+"""Settings that trials try, and which of them studies of evidence train with; by specs alone."""
 
 from __future__ import annotations
 

@@ -57,12 +57,14 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 def write_json(path: Path, value: Any, **options: Any) -> None:
     """Write a file so that a reader sees all of it or none; ``options`` go to `json.dumps`."""
-    text = json.dumps(value, indent=1, **options) + "\n"
-    write_whole(path, lambda stream: stream.write(text.encode()))
+    write_whole(path, (json.dumps(value, indent=1, **options) + "\n").encode())
 
 
-def write_whole(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Replace a file by what ``write`` puts into a stream, once all of it is on the disk.
+def write_whole(path: Path, content: bytes | Callable[[BinaryIO], Any]) -> None:
+    """Replace a file, once all of its new content is on the disk.
+
+    Args:
+        content: Bytes, or a function that writes them into a stream.
 
     Raises:
         OSError: If there is no room, or no permission; the message names the file.
@@ -71,7 +73,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     part = path.with_name(path.name + ".part")
     try:
         with part.open("wb") as stream:
-            write(stream)
+            content(stream) if callable(content) else stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(part, path)

@@ -1,4 +1,4 @@
-"""What a record keeps of the machine that it was made on, and which timings may be compared.
+"""A record's machine, and which timings may be compared.
 
 Timings of one machine, threads, library versions and kernels included, may stand beside each other;
 no others may. Each timing therefore carries the key of its machine.

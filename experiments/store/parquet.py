@@ -15,12 +15,11 @@ which `experiments.store.reference` finds, and so is ``results/<scale>/<study>``
 
 from __future__ import annotations
 
-import functools
 import io
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from experiments.errors import UserError
 from experiments.store import paths
@@ -60,7 +59,7 @@ def write(records: Iterable[Mapping[str, Any]], folder: Path, *, level: int = 19
     for name in TABLES:
         path, made = folder / f"{name}.parquet", _bytes(rows[name], level)
         if not path.is_file() or path.read_bytes() != made:
-            write_whole(path, functools.partial(_write, made))
+            write_whole(path, made)
             changed.append(path)
     return changed
 
@@ -106,10 +105,6 @@ def _tables(records: Iterable[Mapping[str, Any]]) -> dict[str, list[Row]]:
         for name, own in _split(record).items():
             rows[name] += own
     return rows
-
-
-def _write(made: bytes, stream: BinaryIO) -> None:
-    stream.write(made)
 
 
 def _split(record: Mapping[str, Any]) -> dict[str, list[Row]]:

@@ -85,5 +85,5 @@ def computation(scale_name: str, computation_name: str) -> Path:
 
 
 def state(run_id: str, spec_hash: str, *, root: Path = STATE) -> Path:
-    """What a run needs to go on after an interruption."""
+    """A run's saved states, from which an interrupted training continues."""
     return root / f"{name('run', run_id)}-{spec_hash[:12]}"

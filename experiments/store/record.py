@@ -5,7 +5,6 @@ It is ``train.json`` and ``eval.json`` merged with a thinned learning curve.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from experiments.errors import UserError
 from experiments.specs.run import RunSpec
 from experiments.specs.schema import SpecError
 from experiments.store import machine, paths
-from experiments.store.io import read_json, read_jsonl, write_whole
+from experiments.store.io import read_json, read_jsonl, write_json
 
 MAX_CURVE_ROWS = 200
 FINAL_SHARE = 0.1
@@ -74,7 +73,7 @@ class Machine(Facts):
 
 
 class Evaluation(Facts):
-    """What ``eval.json`` holds."""
+    """The content of ``eval.json``."""
 
     run: str | None = None
     scores: tuple[Score, ...] = ()
@@ -180,40 +179,34 @@ def checked(value: Mapping[str, Any], place: Path | str) -> Record:
 
 
 def make_record(
-    train: dict[str, Any] | Path,
-    evaluation: dict[str, Any] | Path | None,
-    metrics: Sequence[Row] | Path,
+    train: dict[str, Any], evaluation: dict[str, Any], metrics: Iterable[Row]
 ) -> dict[str, Any]:
     """Merge what a run wrote into the JSON form of its record.
 
+    Args:
+        train: The content of ``train.json``.
+        evaluation: The content of ``eval.json``.
+        metrics: The rows of ``metrics.jsonl``.
+
     Returns:
-        The content of ``train.json`` plus ``evaluation`` (the content of ``eval.json``),
-        ``final_loss`` (mean training loss over the last tenth of the logged steps, in nats) and
-        ``curve`` (at most 200 rows).
+        ``train`` plus ``evaluation``, ``final_loss`` (mean training loss over the last tenth of the
+        logged steps, in nats) and ``curve`` (at most 200 rows).
 
     Raises:
         ValueError: If the files are of different runs.
     """
-    train = read_json(train) if isinstance(train, Path) else train
-    evaluation = read_json(evaluation) if isinstance(evaluation, Path) else evaluation
-    rows = read_jsonl(metrics) if isinstance(metrics, Path) else list(metrics)
-    rows = [{key: _plain(value) for key, value in row.items()} for row in rows]
-    if evaluation is not None and evaluation.get("run", train["run"]) != train["run"]:
+    rows = [{key: _plain(value) for key, value in row.items()} for row in metrics]
+    if evaluation.get("run", train["run"]) != train["run"]:
         raise UserError(f"eval.json is of run {evaluation['run']}, train.json of {train['run']}")
     merged = {"evaluation": evaluation, "final_loss": final_loss(rows), "curve": thin_curve(rows)}
     return {**train, **merged}
 
 
-def write_record(record: dict[str, Any], path: Path) -> None:
-    """Write the JSON form of a record, stable and diff-friendly."""
-    text = json.dumps(record, indent=1, sort_keys=True, allow_nan=False) + "\n"
-    write_whole(path, lambda stream: stream.write(text.encode()))
-
-
 def gather(folder: Path) -> None:
     """Write ``record.json`` of a run that was trained and scored in a folder."""
-    files = (folder / name for name in ("train.json", "eval.json", "metrics.jsonl"))
-    write_record(make_record(*files), folder / "record.json")
+    train, evaluation = (read_json(folder / name) for name in ("train.json", "eval.json"))
+    record = make_record(train, evaluation, read_jsonl(folder / "metrics.jsonl"))
+    write_json(folder / "record.json", record, sort_keys=True, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:

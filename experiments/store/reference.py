@@ -20,7 +20,7 @@ from experiments.store.io import read_json
 
 
 class Entry(NamedTuple):
-    """What is known of a committed record without reading all of it."""
+    """The columns of a committed record that are read without reading all of it."""
 
     folder: Path
     spec_hash: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -32,15 +32,17 @@ class Results(NamedTuple):
     scores: pd.DataFrame
 
 
-def collected(scale: str, study: str, runs: Iterable[str]) -> list[dict[str, Any]]:
+def collected(
+    scale: str, study: str, runs: Iterable[str], *, tables: Collection[str] = parquet.TABLES
+) -> list[dict[str, Any]]:
     """The records of some runs in their JSON form, as a study's tables have them.
 
-    Where nothing was collected here, these are the committed records.
+    Where nothing was collected here, these are the committed records. See `parquet.read`.
     """
     folder = paths.study(scale, study)
     if (folder / "runs.parquet").is_file():
-        return parquet.read(folder, list(runs))
-    return list(reference.find_all(runs).values())
+        return parquet.read(folder, list(runs), tables=tables)
+    return list(reference.find_all(runs, tables=tables).values())
 
 
 def load(study: str, scale: str) -> Results:

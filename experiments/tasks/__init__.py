@@ -1,4 +1,4 @@
-"""What a training run trains: one file per task.
+"""Training tasks, one file each.
 
 A task's file is imported while Snakemake parses, so it imports torch inside functions only. It
 holds
@@ -154,7 +154,7 @@ class Recipe(Strict, ABC):
 
 
 class Task(ABC):
-    """What one run trains. Everything is a function of the spec and the step.
+    """The task of one run. Everything is a function of the spec and the step.
 
     Batches must not depend on what ran before, so that a resumed run sees what an uninterrupted
     one sees.
@@ -315,7 +315,7 @@ def names() -> list[str]:
 
 
 def units() -> list[str]:
-    """What the tasks on disk count, each once."""
+    """Units that the tasks on disk count, each once."""
     return list(dict.fromkeys(get(name).Task.unit for name in names()))
 
 

@@ -39,7 +39,7 @@ def resolve(name: str) -> torch.device:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """What a forward pass runs in; weights and optimizer states stay float32."""
+    """The context of a forward pass; weights and optimizer states stay float32."""
     if precision == "bf16":
         return torch.autocast(device.type, torch.bfloat16)
     return nullcontext()

@@ -12,7 +12,7 @@ from sparse_lib.core.group import Group
 
 
 def choose(execution: str, sparsity: Group | None, level: float) -> str:
-    """What a run does that was asked for an execution.
+    """The execution of a run, given the requested one.
 
     Args:
         level: sparsity at its end, in [0, 1).

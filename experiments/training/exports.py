@@ -1,4 +1,4 @@
-"""What a run's folder ``model`` holds beside the weights, and how they are read back."""
+"""Masks and states in a run's folder ``model``, and how a model is read back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends a training before its last step, and what keeps two of the same run apart."""
+"""Signals that end a training early, and the lock that keeps two trainings of a run apart."""
 
 from __future__ import annotations
 

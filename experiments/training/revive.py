@@ -1,4 +1,4 @@
-"""What revived weights start from where a sparse model goes on densely.
+"""Initial values of revived weights where a sparse model continues densely.
 
 Sparse pre-training and dense fine-tuning starts them at zero and names a scaled normal as the
 alternative (SPDF, Thangarasa et al. 2023, section 2.2).

@@ -16,7 +16,7 @@ from experiments.store.io import read_cache
 
 
 class UnknownShape(UserError):
-    """What a batch looks like is known only once the data are prepared; one sentence."""
+    """The shape of a batch is known only once the data are prepared; one sentence."""
 
 
 def build(spec: RunSpec) -> nn.Module:

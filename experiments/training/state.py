@@ -1,4 +1,4 @@
-"""What an interrupted run goes on from: two saved states, each verified by its digest.
+"""Saved states of a run: the last two, each verified by its digest.
 
 ``<folder>/state-<step>-<digest>.pt`` holds tensors and plain values only. A state of other code,
 other data or another first phase is of no use and is removed.

@@ -1,4 +1,4 @@
-"""What a run writes about itself: rows of its curve, and ``train.json``."""
+"""Rows of a run's curve, and ``train.json``."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def compute(trainer: Trainer) -> dict[str, Any]:
 def write(trainer: Trainer, out: Path, *, code_hash: str, command: str) -> None:
     """The files of a finished run; ``train.json`` last, since it says that the rest is there."""
     text = "".join(json.dumps(row) + "\n" for row in trainer.progress.rows)
-    write_whole(out / "metrics.jsonl", lambda stream: stream.write(text.encode()))
+    write_whole(out / "metrics.jsonl", text.encode())
     trainer.export(out / "model")
     spec = trainer.spec
     identity = {"run": spec.id, "spec": spec.to_json(), "spec_hash": spec.hash}

@@ -22,6 +22,7 @@ from experiments.training.console import say
 from experiments.training.device import allow, autocast, resolve
 from experiments.training.execution import choose, skipping_runner
 from experiments.training.state import Saved, generators, set_generators
+from sparse_lib import ift
 from sparse_lib.checkpoint import masks_of
 from sparse_lib.configure import configure
 from sparse_lib.core.group import Group
@@ -33,7 +34,7 @@ COMPILE_BACKEND = "inductor"
 
 @dataclass
 class Progress:
-    """What is not in the model, the optimizer or the sparsity algorithm."""
+    """State of a training outside the model, the optimizer and the sparsity algorithm."""
 
     step: int = 0
     elapsed_s: float = 0.0
@@ -129,8 +130,8 @@ class Trainer:
             dense_step = self.task.flops(model).training_step()
             arguments = {**transform.to_json(), **self.task.input_size}
             with refusals(f"the transform of {self.spec.id}"):
-                model, masks, totals = _transform.apply(model, arguments)
-            self.transform = {**totals, "dense_step": dense_step}
+                model, masks, report = ift.transform(model, **arguments)
+            self.transform = {**report.summary(), "dense_step": dense_step}
         return model, masks
 
     def can_skip(self) -> bool:
@@ -228,7 +229,7 @@ class Trainer:
         return loss.item() if self.device.type == "cpu" else loss.detach()
 
     def measure(self) -> dict[str, Any]:
-        """What the library says of the masks and of the FLOPs so far; empty for a dense run."""
+        """The library's metrics of masks and of the FLOPs so far; empty for a dense run."""
         return {} if self.sparsity is None else self.sparsity.metrics(self.flops)
 
     def validate(self, *, full: bool) -> dict[str, float]:

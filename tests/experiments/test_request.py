@@ -1,6 +1,5 @@
-"""What one command asks for: its configuration, and the files behind its pages."""
+"""One command: its configuration, and the files behind its pages."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -69,15 +68,6 @@ def test_nothing_is_borrowed_or_what_fits_beside_new_runs_or_alone(folder):
     (folder / own(ABSENT)).parent.mkdir(parents=True)
     (folder / own(ABSENT)).write_text("{}")
     assert records(ask(reuse="only")) == {FITS}  # pages are of committed records alone
-
-
-@pytest.mark.parametrize(("prepared", "fits"), [("of the data", True), ("other", False)])
-def test_a_record_of_other_data_is_not_borrowed(folder, prepared, fits):
-    meta = folder / paths.data(PLANNED[FITS].data_label) / "meta.json"
-    meta.parent.mkdir(parents=True)
-    meta.write_text(json.dumps({"hash": prepared}))
-    assert (FITS in records(ask(reuse="reference"))) is fits
-    assert (own(FITS) in records(ask(reuse="reference"))) is not fits
 
 
 @pytest.mark.parametrize("reuse", ["none", "reference", "only"])

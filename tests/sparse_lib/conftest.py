@@ -1,4 +1,4 @@
-"""What one test registers must not reach the next."""
+"""Registrations of one test must not reach the next."""
 
 import pytest
 

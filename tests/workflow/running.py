@@ -49,7 +49,7 @@ MAX_KILLS = 12
 
 @dataclass
 class Trial:
-    """What happened to one workflow."""
+    """Starts, kills and the problem of one workflow."""
 
     starts: int = 0
     kills: Counter[str] = field(default_factory=Counter)

@@ -1,4 +1,4 @@
-"""What a user types at the workflow, and what is retrained by what."""
+"""The workflow's commands, and which jobs they run."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def snakemake(
 
 
 def said(*arguments: str, **options) -> str:
-    """What Snakemake says to what it can do."""
+    """Snakemake's output, where it succeeds."""
     done = snakemake(*arguments, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr

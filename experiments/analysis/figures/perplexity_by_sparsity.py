@@ -5,7 +5,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.analysis import select as selection
 from experiments.analysis import style
 from experiments.analysis.methods import Methods
 from experiments.findings.estimate import mean_interval
@@ -49,7 +48,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
 
 def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods) -> None:
     labels = []
-    for method, _, own in selection.by_treatment(rows[rows["sparsity"] == 0]):
+    for method, own in rows[rows["sparsity"] == 0].groupby("method", sort=False):
         look = looks[method]
         mean, low, high = mean_interval(own["value"])
         axes.axhline(mean, color=look.color, lw=1)

@@ -133,7 +133,7 @@ def _colors(own: pd.DataFrame, looks: Methods) -> dict[tuple[str, float], str]:
 
 
 def _name(looks: Methods, method: str) -> str:
-    """What methods that differ in sparsity or in mask settings are called."""
+    """Common name of methods that differ in sparsity or in mask settings."""
     return looks[looks.settings_of(method)].name
 
 

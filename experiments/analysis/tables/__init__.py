@@ -19,9 +19,8 @@ names, load, caption = _FILES.names, _FILES.load, _FILES.caption
 
 def write(
     name: str, records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy, out_dir: Path
-) -> Path:
-    """Write one table as CSV, and return its path."""
+) -> None:
+    """Write one table as CSV."""
     out_dir.mkdir(parents=True, exist_ok=True)
-    path = out_dir / f"{name}.csv"
-    load(name).make(_FILES.shown(name, records, study), curves, study).to_csv(path, index=False)
-    return path
+    table = load(name).make(_FILES.shown(name, records, study), curves, study)
+    table.to_csv(out_dir / f"{name}.csv", index=False)

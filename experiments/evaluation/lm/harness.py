@@ -90,7 +90,7 @@ class Tasks:
             self.entries |= dict.fromkeys([*loaded["tasks"], *loaded["groups"]], entry)
 
     def _spec(self, manager: TaskManager, entry: TaskEntry) -> dict[str, Any]:
-        """What lm-eval loads for an entry of a suite."""
+        """The spec by which lm-eval loads a suite's entry."""
         from lm_eval.tasks._yaml_loader import load_yaml
 
         if entry.folder is None and entry.task in self.tests:
@@ -262,7 +262,7 @@ def _rows(
 
 
 def _output(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """What was written for a document: the prompt, the text, and what could have been written."""
+    """Prompt, generated text and references of a document."""
     references = sample["doc"].get("references") or [sample["target"]]
     return {
         "input": sample["arguments"][0][0].strip(),

@@ -8,9 +8,7 @@ from PIL import Image
 
 from experiments.analysis import figures, style, tables
 from experiments.analysis.figures import ift_transforms
-from experiments.cli import report as commands
 from experiments.specs.planned import NO_STUDY
-from experiments.specs.schema import SpecError
 from experiments.store import tidy
 from experiments.store.collect import curves_table, records_table
 from sparse_lib import ift
@@ -144,20 +142,6 @@ def test_the_font_size_of_a_sheet_scales_the_sizes_it_leaves_and_titles_stay_ins
         sizes = [title, panel.yaxis.label, panel.get_xticklabels()[0]]
         assert [text.get_size() for text in sizes] == pytest.approx([20, 6, 18])
         assert title.get_window_extent().x1 <= figure.bbox.x1
-
-
-@pytest.mark.parametrize(
-    ("name", "study", "scale", "sentence"),
-    [
-        ("los_curves", "spdf", "quick", "figure is 'los_curves'.*did you mean 'loss_curves'"),
-        ("loss_curves", "spdv", "quick", "study is 'spdv', but must be one of .*spdf"),
-        ("loss_curves", "spdf", "huge", "scale is 'huge', but must be one of"),
-        ("loss_curves", "spdf", "smoke", "'spdf' has no results at scale 'smoke' yet.*: run"),
-    ],
-)
-def test_one_figure_that_cannot_be_drawn_says_why(name, study, scale, sentence):
-    with pytest.raises(SpecError, match=sentence):
-        commands.figure([name], study, scale)
 
 
 def test_every_drawn_transform_keeps_the_multiply_adds(tmp_path):

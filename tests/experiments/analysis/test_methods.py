@@ -101,20 +101,13 @@ def test_every_mean_line_has_markers():
                 assert line.get_marker() not in ("None", None), name
 
 
-def test_committed_studies_keep_their_looks():
+def test_committed_studies_keep_their_names_and_looks():
     looks = Methods(planned_study(load_study("sparsity_library"), "small"))
-    assert [looks[key].name for key in ("dense-control", "set-retuned", "rigl95")] == [
-        "Dense control", "SET, retuned", "RigL",
-    ]  # fmt: skip
+    names = {"dense-control": "Dense control", "set-retuned": "SET, retuned", "rigl95": "RigL"}
+    assert {key: looks[key].name for key in names} == names
     assert looks["set-retuned"].color == looks["set"].color and looks["set-retuned"].marker == "*"
     assert looks["rigl95"].color == "#0072B2"
-
-
-def test_both_phases_of_sparse_pre_training_are_named_in_the_field_s_terms():
     looks = Methods(planned_study(load_study("spdf"), "small"))
-    for key, sparsity, name in (
-        ("dense-dense", 0, "Dense fine-tuned"),
-        ("spdf-75", 0, "SPDF 75%"),
-        ("sparse-75", 0.75, "Sparse fine-tuned 75%"),
-    ):
-        assert looks.treatment(key, sparsity) == name
+    assert looks.treatment("dense-dense", 0) == "Dense fine-tuned"
+    assert looks.treatment("spdf-75", 0) == "SPDF 75%"
+    assert looks.treatment("sparse-75", 0.75) == "Sparse fine-tuned 75%"

@@ -208,6 +208,10 @@ def test_a_figure_is_drawn_for_a_paper_from_committed_records(place, call):
         (("--out", "fig.gif"), "format is 'gif', but must be one of"),
         (("--style", "no.mplstyle"), "style is 'no.mplstyle', but there is no such file"),
         (("schedules", "--out", "fig.pdf"), "there are several figures or formats to write"),
+        (("los_curves",), "did you mean 'loss_curves'?"),
+        (("--study", "spdv"), "study is 'spdv', but must be one of"),
+        (("--scale", "huge"), "scale is 'huge', but must be one of"),
+        (("--scale", "smoke"), "'spdf' has no results at scale 'smoke' yet"),
     ],
 )
 def test_a_figure_that_cannot_be_drawn_is_one_sentence(place, call, options, words):

@@ -49,7 +49,7 @@ def call(*arguments) -> None:
 
 @pytest.fixture(scope="module")
 def out(trained):
-    """What is exported of it."""
+    """The folder that is exported of it."""
     call("--model", trained / "out", "--out", trained / "cards" / "mine")
     return trained / "cards" / "mine"
 

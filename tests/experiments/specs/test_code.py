@@ -32,11 +32,17 @@ def params() -> dict[str, str]:
     found = {"page": code.page_code_hash(), "collect": code.collecting_code_hash()}
     for name, spec in RUNS.items():
         found[f"train {name}"] = training_code_hash(spec)
-        found[f"evaluate {name}"] = evaluation_code_hash(spec)
+        found[f"evaluate {name}"] = evaluation_code_hash(spec.task, spec.suite)
     for kind, names in KINDS.items():
         found |= {f"{kind} {name}": code.analysis_code_hash(kind, name) for name in names}
     found |= {f"prepare {k}": code.preparation_code_hash(*made) for k, made in PREPARED.items()}
     return found | {f"compute {k}": code.computation_code_hash(k) for k in COMPUTATIONS}
+
+
+def forget() -> None:
+    """Drop the hashes that were computed of files."""
+    code.code_hash.cache_clear()
+    evaluation_code_hash.cache_clear()
 
 
 @pytest.fixture
@@ -45,7 +51,7 @@ def touched(monkeypatch):
 
     A change adds no import, so each closure is computed once.
     """
-    syntax, read_text, read_bytes = code._syntax, Path.read_text, Path.read_bytes
+    syntax, read_text, file_digest = code._syntax, Path.read_text, code.file_digest
     place: list[Path] = []
 
     def changed(path: Path) -> code.Syntax:
@@ -55,24 +61,24 @@ def touched(monkeypatch):
     def text(self, *args, **options):
         return read_text(self, *args, **options) + ("\n# touched\n" if self in place else "")
 
-    def content(self):
-        return read_bytes(self) + (b"\n# touched\n" if self in place else b"")
+    def content(path: Path) -> str:
+        return "touched" if path in place else file_digest(path)
 
     monkeypatch.setattr(code, "imported_files", functools.cache(code.imported_files))
     before = params()
     monkeypatch.setattr(code, "_syntax", changed)
     monkeypatch.setattr(Path, "read_text", text)
-    monkeypatch.setattr(Path, "read_bytes", content)
+    monkeypatch.setattr(code, "file_digest", content)
 
     def changes(path: Path) -> set[str]:
         place[:] = [path]
-        code.code_hash.cache_clear()
+        forget()
         after = params()
         return {name for name in before if before[name] != after[name]}
 
     yield changes
     monkeypatch.undo()
-    code.code_hash.cache_clear()
+    forget()
 
 
 UNUSED = [
@@ -130,12 +136,6 @@ def test_what_is_imported_at_run_time_is_in_the_closure(entry):
     }
 
 
-def forget() -> None:
-    """Drop what was read of files that a test rewrites."""
-    code.code_hash.cache_clear()
-    code._syntax.cache_clear()
-
-
 def test_code_hash_ignores_comments_and_docstrings(tmp_path):
     texts = ('"""Doc."""\nX = 1\n', '"""Other."""\n\n# why\nX = 1\n', "X = 2\n",
              "class A:\n    def f(self, *x): return []\n")  # fmt: skip
@@ -143,11 +143,13 @@ def test_code_hash_ignores_comments_and_docstrings(tmp_path):
     for text in texts:
         path = ROOT / "tests" / "experiments" / "_code_hash_probe.py"
         path.write_text(text)
+        code._syntax.cache_clear()
+        forget()
         try:
-            forget()
             hashes.append(code.code_hash(path))
         finally:
             path.unlink()
+    code._syntax.cache_clear()
     forget()
     assert hashes[0] == hashes[1] != hashes[2]
     # The same under Python 3.11, 3.12 and 3.13, so that records come back from other machines.

@@ -14,8 +14,8 @@ from experiments.store.collect import (
     records_table,
     write_tables,
 )
-from experiments.store.io import read_jsonl
-from experiments.store.record import final_loss, make_record, read_record, thin_curve, write_record
+from experiments.store.io import read_jsonl, write_json
+from experiments.store.record import final_loss, make_record, read_record, thin_curve
 from experiments.store.scores import average
 from tests.experiments.analysis import synthetic
 
@@ -190,7 +190,7 @@ def test_garbage_is_one_sentence_that_names_the_file(content, tmp_path):
 def test_a_record_with_a_key_of_the_wrong_type_is_one_sentence(made, tmp_path):
     for key in ("spec", "flops", "curve", "layers", "data", "versions", "num_threads"):
         damaged = made[0] | {key: "garbage"}
-        write_record(damaged, tmp_path / "r.json")
+        write_json(tmp_path / "r.json", damaged)
         with pytest.raises(ValueError, match=f"r.json is no record: {key}") as caught:
             read_record(tmp_path / "r.json")
         with pytest.raises(ValueError, match=f"is no record: {key}"):

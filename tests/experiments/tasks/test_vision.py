@@ -17,6 +17,7 @@ from experiments.specs.expand import make_spec
 from experiments.specs.read import load_study
 from experiments.specs.run import FirstPhase, RunSpec
 from experiments.tasks import vision
+from sparse_lib import ift
 from sparse_lib.flops.model import count
 from tests.experiments.specs.edit import edited
 from tests.experiments.training.short import run_training, weights, with_and_without_interruptions
@@ -65,7 +66,7 @@ def test_residual_branches_start_at_zero(family, stem):
     config = resnet.Config(**TINY, stem=stem)
     model = resnet.build(config, classes=names(3), num_channels=1, image_size=32)
     if family is not None:
-        model, _, _ = transforms.apply(model, {"family": family, "sparsity": 0.75})
+        model, _, _ = ift.transform(model, family, 0.75, image_size=32)
     block = model.resnet.encoder.stages[1].layers[0]
     x = torch.rand(2, block.shortcut.convolution.in_channels, 8, 8)
     assert torch.equal(block(x), block.activation(block.shortcut(x)))
@@ -268,7 +269,7 @@ def test_exported_models_give_the_same_logits(family, glyphs, tmp_path):
     model = task.build_model()
     if family is not None:
         dense = model
-        model, _, _ = transforms.apply(dense, transform)
+        model, _, _ = ift.transform(dense, **transform)
     with torch.no_grad():
         for name, buffer in model.named_buffers():
             if name.endswith(("running_mean", "running_var")):

@@ -1,4 +1,4 @@
-"""What explain says is what a twin does."""
+"""`explain` and the compiled twin agree."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What the task data_to_text.yaml scores; lm-eval loads this file by its name there."""
+"""The score of the task data_to_text.yaml; lm-eval loads this file by its name there."""
 
 from typing import Any
 

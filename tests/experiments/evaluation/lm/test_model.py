@@ -174,11 +174,12 @@ def test_a_dense_model_and_other_formats_are_left_as_they_are(model_dir):
 @pytest.mark.parametrize("family", ["wide", "parallel", "factorized", "doped"])
 def test_a_transformed_model_is_read_as_it_was_written(family, model, tokenizer, tmp_path):
     from experiments.models import _transform as transforms
+    from sparse_lib import ift
 
     transform = {"family": family, "sparsity": 0.75}
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        transformed, _, _ = transforms.apply(model, transform)
+        transformed, _, _ = ift.transform(model, **transform)
     transformed.eval().save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     transforms.write(tmp_path, model.config.to_dict(), transform)
