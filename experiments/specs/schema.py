@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
-    Discriminator,
+    BeforeValidator,
     Field,
     PositiveFloat,
-    Tag,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -183,11 +182,15 @@ class Workload(Strict):
         return _TYPED[key]
 
 
-NumSeeds = Annotated[int, Field(gt=0, le=1000)]
-Seeds = Annotated[
-    Annotated[NumSeeds, Tag("number")] | Annotated[list[Seed], Tag("seed")],
-    Discriminator(lambda seeds: "seed" if isinstance(seeds, list) else "number"),
-]
+def checked_seeds(seeds: Any) -> int | list[int]:
+    """Return how many seeds a method has, or which, if it has any."""
+    numbers = seeds if isinstance(seeds, list) else range(seeds) if type(seeds) is int else []
+    if not 0 < len(numbers) <= 1000 or not all(type(n) is int and 0 <= n < 2**63 for n in numbers):
+        raise UserError(f"{seeds!r} is no number of seeds from 1 to 1000, and no list of seeds")
+    return seeds
+
+
+Seeds = Annotated[int | list[int], BeforeValidator(checked_seeds)]
 
 
 class Grid(Workload):

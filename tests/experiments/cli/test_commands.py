@@ -205,6 +205,7 @@ def test_a_figure_is_drawn_for_a_paper_from_committed_records(place, call):
     ("options", "words"),
     [
         (("--format", "eps"), "format is 'eps', but must be one of csv, pdf, png, svg"),
+        (("--format", "svg", "--out", "fig.pdf"), "its ending is not the format 'svg'"),
         (("--out", "fig.gif"), "format is 'gif', but must be one of"),
         (("--style", "no.mplstyle"), "style is 'no.mplstyle', but there is no such file"),
         (("schedules", "--out", "fig.pdf"), "there are several figures or formats to write"),

@@ -51,6 +51,8 @@ def edit(key: str, value, phases=two_phases):
         (lambda s: grid(s).update(variant="half"), ["variant", "'half'"]),
         (lambda s: grid(s).update(learning_rate_scale={"stat": 2}), ["'stat'", "mean 'static'"]),
         (lambda s: grid(s)["methods"].update(static=[-1]), ["static", "-1"]),
+        (lambda s: grid(s)["methods"].update(static=[]), ["methods.static: [] is no number of"]),
+        (lambda s: grid(s)["methods"].update(static=2.5), ["methods.static: 2.5 is no number of"]),
         (lambda s: rigl(s)["update"].update(stop="most%"), ["stop", "'most%'", "75%"]),
         *[
             (lambda s, share=share: rigl(s)["update"].update(stop=share), [f"stop is '{share}'"])
@@ -67,7 +69,10 @@ def edit(key: str, value, phases=two_phases):
         (edit("methods.finetuned.starts_from.method", "sett"), ["'sett'", "did you mean 'set'"]),
         (edit("scales.smoke.1.pretrained", "pile"), ["pretrained", "'pile'", "pretraining"]),
         (edit("scales.smoke.1.pretrained", None), ["finetuned", "no key pretrained"]),
-        (edit("scales.smoke.1.methods.finetuned", [0, -1]), ["finetuned.seed.1 is -1: "]),
+        (
+            edit("scales.smoke.1.methods.finetuned", [0, -1]),
+            ["finetuned: [0, -1] is no number"],
+        ),
         (edit("scales.smoke.1.methods.finetuned", 2), ["needs seed 1 of set", "has the seeds [0]"]),
         (edit("scales.smoke.1.model.num_heads", 4), ["model differs", "'pretraining'"]),
         (edit("methods.set.starts_from", {"method": "rigl"}), ["may not itself start"]),
