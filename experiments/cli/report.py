@@ -115,9 +115,10 @@ def figure(
 
     if out is not None and (len(names) > 1 or len(formats or []) > 1):
         raise SpecError(f"out is {str(out)!r}, but there are several figures or formats to write")
-    ending = out and out.suffix.removeprefix(".")
-    if ending is not None and (formats := formats or [ending]) != [ending]:
-        raise SpecError(f"out is {str(out)!r}, but its ending is not the format {formats[0]!r}")
+    if out is not None:
+        ending = [out.suffix.removeprefix(".")]
+        if (formats := formats or ending) != ending:
+            raise SpecError(f"out is {str(out)!r}, but its ending is not the format {formats[0]!r}")
     for kind in (formats := formats or ["png"]):
         check_choice("format", kind, ("pdf", "svg", "png", "csv"))
     if style is not None and not style.is_file():
