@@ -76,6 +76,8 @@ def read(
     Raises:
         UserError: If a file is missing, damaged, or no table of this kind; it names the file.
     """
+    if runs is not None and not runs:
+        return []
     parts = {name: _rows(folder / f"{name}.parquet", runs) for name in tables}
     by_run: dict[str, dict[str, list[Row]]] = {}
     for name in parts.keys() - {"runs"}:

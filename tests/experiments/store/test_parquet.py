@@ -23,7 +23,7 @@ def test_records_come_back_as_they_were(made, tmp_path):
     parquet.write([odd, *made, mixed], tmp_path)
     wanted = {record["run"]: record for record in (odd, *made, mixed)}
     assert {record["run"]: record for record in parquet.read(tmp_path)} == wanted
-    assert parquet.read(tmp_path, ["odd"]) == [odd]
+    assert parquet.read(tmp_path, ["odd"]) == [odd] and parquet.read(tmp_path, []) == []
     assert parquet.write(wanted.values(), tmp_path) == []  # equal records, equal files
 
 
