@@ -1,4 +1,4 @@
-"""Which runs of a study belong together: headline runs, workloads, and sizes at equal budgets.
+"""Selections of runs: the headline runs of a study, and those of its main training.
 
 A *workload* is a (model, dataset) pair. The study's first workload that a question concerns is its
 primary one, the others replicate it. Runs by another recipe variant than their method's own (other

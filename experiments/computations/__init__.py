@@ -10,19 +10,13 @@ figures and findings read the result with `experiments.store.tidy.computed`.
 import importlib
 import shutil
 from pathlib import Path
-from types import ModuleType
 
 from experiments.store import paths
 
 
-def get(name: str) -> ModuleType:
-    """The module of the computation ``name``."""
-    return importlib.import_module(f"{__name__}.{name}")
-
-
 def write(name: str, scale: str, folder: Path) -> None:
     """Compute, and replace the folder by one CSV file for each table."""
-    tables = get(name).compute(scale)
+    tables = importlib.import_module(f"{__name__}.{name}").compute(scale)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for table, rows in tables.items():

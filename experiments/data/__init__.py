@@ -128,7 +128,7 @@ def prepare(
     """
     from experiments.data import images, packing
 
-    dataset, out = get(name), Path(out)
+    dataset = get(name)
     if isinstance(dataset, ImageDataset):
         source = Source(_mirror(mirror), offline)
         return images.prepare(dataset, source, out=out, num_images=num_images)
@@ -184,8 +184,8 @@ def load(out: Path) -> "Corpus | ImageFolder":
     if meta.get("kind") == "images":
         from experiments.data.images import ImageFolder
 
-        return ImageFolder(Path(out), meta)
-    return Corpus(Path(out), meta)
+        return ImageFolder(out, meta)
+    return Corpus(out, meta)
 
 
 @dataclass(frozen=True)

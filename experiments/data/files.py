@@ -33,7 +33,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
         MissingData: If the folder holds no prepared dataset.
         ValueError: If the file is damaged.
     """
-    path = Path(folder) / META
+    path = folder / META
     if not path.is_file():
         raise MissingData(f"{folder} holds no prepared dataset: run `snakemake {path}` first.")
     meta = _read_json(path)
@@ -51,7 +51,6 @@ def verify(folder: Path) -> None:
         MissingData: If the folder holds no prepared dataset.
         ValueError: If a file is missing, cut short or changed; the message names it.
     """
-    folder = Path(folder)
     read_meta(folder)
     for name, expected in {META: {}, **_read_json(folder / LIST)}.items():
         path = folder / name

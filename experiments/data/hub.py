@@ -13,7 +13,7 @@ from typing import Any
 from yaml import YAMLError
 
 from experiments.data.base import SPLITS, Dataset, MissingData, Source, Texts
-from experiments.data.mirror import Layout, folder_of, layout, missing_rows
+from experiments.data.mirror import folder_of, layout, missing_rows
 from experiments.errors import UserError, reason
 
 
@@ -89,9 +89,15 @@ def load_rows(
     """Return the columns of each split.
 
     Raises:
-        MissingData: If the dataset cannot be had, is damaged, or lacks a split or a column.
+        MissingData: If the dataset is not on this machine and the hub must not be asked, a folder
+            of it is incomplete or damaged, or it lacks a split or a column.
     """
-    found = located(name, hub_id, config, source, splits)
+    folder, found = folder_of(hub_id, source), None
+    problem = missing_rows(name, hub_id, config, source, splits)
+    if problem is None and folder is not None:
+        found = layout(folder, config)
+    elif source.offline or (source.mirror and (source.mirror / hub_id).is_dir()):
+        raise MissingData(problem)
     path = str(hub_id if found is None else found.folder)
     # `datasets` keys its cache of a local folder by the README's header, not by the data: a
     # throw-away cache cannot be stale.
@@ -110,24 +116,6 @@ def load_rows(
                     known = ", ".join(loaded[split].column_names)
                     raise MissingData(f"{name}: {path} has no column {column!r}, but {known}.")
         return {split: {name: list(loaded[split][name]) for name in columns} for split in splits}
-
-
-def located(
-    name: str, hub_id: str, config: str | None, source: Source, splits: Sequence[str] = SPLITS
-) -> Layout | None:
-    """Where a dataset lies on this machine; None where the hub may be asked instead.
-
-    Raises:
-        MissingData: If it is not here and the hub must not be asked, or a mirrored folder of it is
-            incomplete.
-    """
-    folder = folder_of(hub_id, source)
-    problem = missing_rows(name, hub_id, config, source, splits)
-    if problem is None and folder is not None:
-        return layout(folder, config)
-    if source.offline or (source.mirror and (source.mirror / hub_id).is_dir()):
-        raise MissingData(problem or f"{name} needs {hub_id}")
-    return None
 
 
 @contextmanager

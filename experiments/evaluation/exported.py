@@ -28,7 +28,7 @@ def read_model(model_dir: Path, auto_model: Any) -> Any:
     from experiments.models import _transform as transforms
 
     with _whole(model_dir, "model"):
-        _register(read_json(Path(model_dir) / "config.json").get("model_type"))
+        _register(read_json(model_dir / "config.json").get("model_type"))
         model = transforms.load(
             model_dir, lambda config: auto_model.from_config(AutoConfig.for_model(**config))
         )

@@ -48,7 +48,7 @@ def task_of(model_dir: Path) -> str:
         MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
     )
 
-    config = read_cache(Path(model_dir) / "config.json")
+    config = read_cache(model_dir / "config.json")
     if not config:
         raise UserError(f"{model_dir} holds no config.json of a model")
     names = config.get("architectures") or []

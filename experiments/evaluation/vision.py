@@ -39,7 +39,6 @@ def evaluate(
     settings = load_suite(suite, ImageSuite)
     if data_dir is None:
         raise UserError(f"suite {settings.name} scores images of prepared data; name their folder")
-    model_dir, data_dir = Path(model_dir), Path(data_dir)
     verify(data_dir)
     files = [data_dir / f"{s}.{part}.npy" for s in SPLITS[1:] for part in ("pixels", "labels")]
     hashes = {
@@ -53,7 +52,7 @@ def evaluate(
         settings.name,
         hashes,
         lambda: [*_scores(model_dir, data_dir, settings, hashes["data_hash"])],
-        out=Path(out),
+        out=out,
         cache=cache,
     )
 

@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # a training reads the tests, and needs no tables
+if TYPE_CHECKING:
     import pandas as pd
 
     from experiments.specs.planned import PlannedStudy

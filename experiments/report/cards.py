@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -97,13 +96,6 @@ def short_word(found: Finding) -> str:
     return f"**{NO_TEST}**: {found.word.reason.replace(';', ':').split(':')[0]}"
 
 
-def baseline(found: Finding) -> str:
-    """How sure the baseline is."""
-    if found.claim.check is not None:
-        return "arithmetic"
-    return found.gate.notes or "–"
-
-
 def trend(found: Finding) -> str:
     """The effect at other sparsities and budgets."""
     if found.claim.outcome is None or not found.trend:
@@ -122,15 +114,14 @@ def trend(found: Finding) -> str:
 
 
 def row(found: Finding) -> list[str]:
-    """A row of the nine: result, published, ours, word, relative, baseline, trend."""
-    title = f"[{found.claim.title}](#{found.claim.name})"
+    """A row of the nine: result, published, ours, word, relative, gate, trend."""
     return [
-        title,
+        f"[{found.claim.title}](#{found.claim.name})",
         published(found),
         ours(found),
         short_word(found),
         relative(found),
-        baseline(found),
+        "arithmetic" if found.claim.check is not None else found.gate.notes or "–",
         trend(found),
     ]
 
@@ -335,7 +326,7 @@ def findings_table(findings: list[Finding]) -> pd.DataFrame:
 def reference() -> pd.DataFrame | None:
     """The committed findings by the name of their claim; None before there are any."""
     path = paths.REFERENCE / "findings.csv"
-    return pd.read_csv(path).set_index("claim") if Path(path).is_file() else None
+    return pd.read_csv(path).set_index("claim") if path.is_file() else None
 
 
 def summary(findings: Sequence[Finding]) -> str:

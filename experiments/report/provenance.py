@@ -78,7 +78,7 @@ def commands(study: PlannedStudy, tables_dir: Path) -> pd.DataFrame:
     remake = f"snakemake reproduce --forcerun {rule} {chosen}"
     runs, rows = Runs(study), []
     for name in study.tables:
-        path = Path(tables_dir) / f"{name}.csv"
+        path = tables_dir / f"{name}.csv"
         table = pd.read_csv(path).to_dict("records") if has_rows(path) else []
         for line, row in enumerate(table, start=1):
             if "command" in row:

@@ -31,7 +31,7 @@ from experiments.store import parquet, paths, tidy, verification
 from experiments.store.record import Record
 
 TEMPLATES = Path(__file__).with_name("templates")
-#: The scale whose results are committed.
+#: Columns of the table of runs that a page leaves to its CSV.
 RUN_FACTS = ("model", "method", "algorithm", "family", "sparsity", "recipe", "data hash")
 RUN_FACTS += ("machine", "processor", "threads", "versions", "command")
 FOREST = "replication.png"
@@ -276,7 +276,6 @@ def publish(scale_dir: Path, reports_dir: Path) -> Path:
     Raises:
         ValueError: If the scale has no report yet.
     """
-    scale_dir, reports_dir = Path(scale_dir), Path(reports_dir)
     if not (scale_dir / "README.md").exists():
         raise UserError(f"{scale_dir.name} has no report: run `snakemake reproduce` first")
     for page in sorted(scale_dir.glob("*/README.md")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 
 from experiments import tasks
 from experiments.errors import UserError
-from experiments.specs.read import load_study, one_sentence, read_single, sound_studies, study_names
+from experiments.specs.read import load_study, one_sentence, read_single, study_names
 from experiments.specs.run import FirstPhase, Run, RunSpec
 from experiments.specs.schema import (
     SCALES,
@@ -310,8 +311,9 @@ def all_runs(
 def computation_costs(scale: str) -> dict[str, float]:
     """Expected core-seconds of the computations of all sound studies; each is made once."""
     costs: dict[str, float] = {}
-    for study in sound_studies():
-        for computation in study.computations:
-            cost = computation.cost(scale)
-            costs[computation.name] = max(cost, costs.get(computation.name, 0.0))
+    for name in study_names():
+        with suppress(SpecError):
+            for computation in load_study(name).computations:
+                cost = computation.cost(scale)
+                costs[computation.name] = max(cost, costs.get(computation.name, 0.0))
     return costs

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from experiments import tasks
+from experiments.specs import read
 from experiments.specs.expand import all_runs, study_runs
 from experiments.specs.planned import PlannedStudy
-from experiments.specs.read import study_files
 from experiments.specs.run import Run
 from experiments.specs.schema import SCALES, Scale, SpecError, Study, check_choice
 
@@ -28,7 +28,7 @@ def broken_studies(*scales: Scale) -> dict[str, SpecError]:
 
 
 def _stamp() -> tuple[Any, ...]:
-    return tuple((path, path.stat().st_mtime_ns) for path in study_files())
+    return tuple((path, path.stat().st_mtime_ns) for path in sorted(read.STUDIES.glob("*.yaml")))
 
 
 @functools.lru_cache(maxsize=len(SCALES))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +81,6 @@ def _load(path: Path) -> Study:
         return _read_study(path.stem, text, tuple(sorted(_likened(text, path.parent).items())))
 
 
-def sound_studies() -> list[Study]:
-    """All studies but those whose files are wrong."""
-    found = []
-    for name in study_names():
-        with suppress(SpecError):
-            found.append(load_study(name))
-    return found
-
-
 def _likened(text: str, folder: Path) -> dict[str, str]:
     """Name and text of each study that this one takes methods from."""
     found: dict[str, str] = {}
@@ -107,11 +98,6 @@ def _likened(text: str, folder: Path) -> dict[str, str]:
 def _parsed(text: str) -> Any:
     """The value of a YAML text, to be read only: many studies take methods from the same few."""
     return read_yaml(text)
-
-
-def study_files() -> list[Path]:
-    """Files that say which runs there are."""
-    return sorted(STUDIES.glob("*.yaml"))
 
 
 @functools.cache

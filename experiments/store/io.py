@@ -19,7 +19,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ValueError: If it holds none; the message names the file.
     """
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):  # no JSON, no UTF-8, or nested without end
         value = None
     if not isinstance(value, dict):
@@ -41,7 +41,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: If another line is no JSON object; the message names the file and the line.
     """
-    lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -51,7 +51,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         if isinstance(row, dict):
             rows.append(row)
         elif number < len(lines):
-            raise UserError(f"{Path(path).name}: line {number} is not JSON")
+            raise UserError(f"{path.name}: line {number} is not JSON")
     return rows
 
 

@@ -121,19 +121,15 @@ class Task(tasks.Task):
         self.input_size = {"sequence_length": self.context}
         self.batch_size = spec.recipe.batch_size
         self.units_per_step = self.batch_size * self.context
-        self._read_samples()
-
-    def _read_samples(self) -> None:
-        """Windows of the training split, and their order."""
         self._train = self.corpus.tokens("train")
-        self._num_windows = (len(self._train) - 1) // self.context
         for split, name in (("train", "training"), ("validation", "validation")):
             if (num_tokens := len(self.corpus.tokens(split))) <= self.context:
                 raise UserError(
                     f"data.context is {self.context}, but the {name} split of {self.data_name} has "
                     f"only {num_tokens} tokens"
                 )
-        self._order = tasks.EpochOrder(self._num_windows, seed=self.spec.seed)
+        num_windows = (len(self._train) - 1) // self.context
+        self._order = tasks.EpochOrder(num_windows, seed=spec.seed)
 
     def build_model(self) -> torch.nn.Module:
         """The model with fresh weights from torch's global generator."""

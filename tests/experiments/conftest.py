@@ -6,6 +6,22 @@ import pytest
 from experiments.data.files import seal
 
 
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """`python -m experiments ...` in this process: exit code and what it said."""
+    from experiments.cli.app import main
+
+    def calling(*arguments: object) -> tuple[int | str | None, str]:
+        monkeypatch.setattr("sys.argv", ["experiments", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        message = ended.value.code if isinstance(ended.value.code, str) else ""
+        return ended.value.code, f"{said.out}{said.err}{message}"
+
+    return calling
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Path:
     """3,000 tokens of 50 kinds in the layout of `experiments.data`."""

@@ -39,8 +39,8 @@ MARK = "SPARSE_TEST_WORKFLOW"
 #: Keys, columns and metrics that hold times, or digests of them, which no two runs share.
 TIMES = {"wall_s", "wall time (s)", "elapsed_s", "trained_s", "trained_cpu_s"}
 TIMES |= {"tokens_per_s", "images_per_s"}
-#: Files without results: locks, Snakemake's own, and digests of files that hold times.
-NOTES = (".lock", ".snakemake_timestamp", "made.json")
+#: Files without results: locks, and Snakemake's own.
+NOTES = (".lock", ".snakemake_timestamp")
 #: Seconds that an undisturbed start may take on a busy machine, and that pass between two kills.
 PATIENCE_S, MEAN_DELAY_S = 3600, 10.0
 #: After so many kills a workflow is left alone.

@@ -40,7 +40,7 @@ class Visit:
         size = {"width": width, "height": 900}
         self.context = browser.new_context(viewport=size, color_scheme="light")
         self.problems: list[str] = []
-        # The largest page has 3 MB, and a busy machine may leave the browser little time.
+        # A busy machine may leave the browser little time.
         self.context.set_default_timeout(120_000)
         self.page = self.context.new_page()
         self.page.on("console", lambda m: m.type == "error" and self.problems.append(m.text))
@@ -60,7 +60,7 @@ class Visit:
         self.context.close()
 
 
-def test_links_resolve_and_linked_images_load(browser, pages):
+def test_links_resolve(browser, pages):
     ids: dict[str, set[str]] = {}
     links: dict[Path, set[str]] = {}
     with Visit(browser, pages[0]) as (page, problems):
@@ -70,17 +70,6 @@ def test_links_resolve_and_linked_images_load(browser, pages):
                 page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
             )
             links[path] = set(page.evaluate("[...document.links].map(a => a.href)"))
-            images = [link for link in links[path] if link.endswith((".svg", ".png"))]
-            widths = page.evaluate(
-                """links => Promise.all(links.map(link => new Promise(done => {
-                    const image = new Image();
-                    image.onload = () => done(image.naturalWidth);
-                    image.onerror = () => done(0);
-                    image.src = link;
-                })))""",
-                images,
-            )
-            assert all(widths), dict(zip(images, widths))
         assert problems == []
     for path in pages:
         for link in links[path]:
@@ -93,21 +82,6 @@ def test_links_resolve_and_linked_images_load(browser, pages):
 
 
 WCAG = ["wcag2a", "wcag2aa"]
-#: Rows and items of one kind that axe sees: a page has thousands, which its template draws alike,
-#: and as many marks in its figures.
-NUM_ALIKE = 4
-THIN = """kept => {
-    document.querySelectorAll('svg use, svg path').forEach(mark => mark.remove());
-    const seen = new Map();
-    for (const element of document.querySelectorAll('tr, li, details, figure, svg g')) {
-        const parent = element.parentElement;
-        if (!parent) continue;
-        if (!seen.has(parent)) seen.set(parent, {});
-        const kind = element.tagName + (element.getAttribute('class') || '');
-        const count = seen.get(parent)[kind] = (seen.get(parent)[kind] || 0) + 1;
-        if (count > kept) element.remove();
-    }
-}"""
 
 
 def violations(page, rules=WCAG):
@@ -127,7 +101,6 @@ def test_pages_are_whole_fit_the_screen_and_can_be_read(browser, pages):
                 page.set_viewport_size({"width": width, "height": 900})
                 page.emulate_media(media=media)
                 assert page.evaluate("document.documentElement.scrollWidth") <= width, path
-            page.evaluate(THIN, NUM_ALIKE)
             assert violations(page) == [], path
             page.emulate_media(color_scheme="dark")
             assert violations(page, ["color-contrast"]) == [], path

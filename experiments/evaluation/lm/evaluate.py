@@ -46,7 +46,6 @@ def evaluate(
     settings = load_suite(suite, Suite)
     hashes: dict[str, Any] = {"suite_hash": settings.hash, "data_hash": None}
     if data_dir is not None:
-        data_dir = Path(data_dir)
         meta = read_meta(data_dir)
         if meta.get("kind") == "images":
             raise UserError(f"{data_dir} holds images, so {model_dir} cannot read it")
@@ -61,11 +60,11 @@ def evaluate(
     hashes["code_hash"] = digest([code, texts, importlib.metadata.version("lm_eval")])
     folder = (cache or (out.parent if out.suffix == ".json" else out)) / "lm_eval"
     return scored_once(
-        Path(model_dir),
+        model_dir,
         settings.name,
         hashes,
-        lambda: [*_scores(Path(model_dir), data_dir, settings, mirror, folder)],
-        out=Path(out),
+        lambda: [*_scores(model_dir, data_dir, settings, mirror, folder)],
+        out=out,
         cache=cache,
     )
 

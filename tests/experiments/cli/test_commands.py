@@ -30,21 +30,6 @@ RUN = next(iter(all_runs(SCALE)))
 
 
 @pytest.fixture
-def call(monkeypatch, capsys):
-    """`python -m experiments ...` in this process: exit code and what it said."""
-
-    def calling(*arguments: object) -> tuple[int | str | None, str]:
-        monkeypatch.setattr("sys.argv", ["experiments", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        message = ended.value.code if isinstance(ended.value.code, str) else ""
-        return ended.value.code, f"{said.out}{said.err}{message}"
-
-    return calling
-
-
-@pytest.fixture
 def place(tmp_path, monkeypatch) -> Path:
     """A folder to work in, beside one that nothing may touch."""
     (tmp_path / "victim").mkdir()
@@ -184,6 +169,7 @@ def test_a_page_is_drawn_again_as_it_was(place, call):
     assert {f"figures/{name}.png" for name in load_study(STUDY).figures} < {*first}
     (page / "figures" / f"{load_study(STUDY).figures[0]}.png").write_text("damaged")
     assert call(*arguments)[0] == 0 and contents(page) == first
+    assert call("report", "--study", "flops", "--scale", SCALE)[0] == 0  # of computations alone
 
 
 def test_a_figure_is_drawn_for_a_paper_from_committed_records(place, call):

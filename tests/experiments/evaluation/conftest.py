@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from experiments import data
+from experiments.data import packing
+from experiments.data.base import END_OF_TEXT
 from experiments.data.files import LIST, META, seal
+from experiments.data.tokenizer import train_bpe
 
 CONTEXT = 32
-EOS = "<|endoftext|>"
 NOUNS = "mask weight layer model schedule gradient tensor window token batch".split()
 VERBS = "drops grows keeps scores trains reads writes moves counts".split()
 EXTRAS = "always slowly often quickly".split()
@@ -37,18 +37,11 @@ def documents() -> dict[str, list[str]]:
 
 @pytest.fixture(scope="session")
 def tokenizer(documents):
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320, special_tokens=[EOS], initial_alphabet=alphabet, show_progress=False
-    )
-    bpe.train_from_iterator(documents["train"], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=EOS, eos_token=EOS)
+    bpe = train_bpe(documents["train"], vocab_size=320)
+    ends = dict.fromkeys(("bos_token", "eos_token"), END_OF_TEXT)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, **ends)
 
 
 @pytest.fixture(scope="session")
@@ -88,13 +81,9 @@ def reseal(folder: Path) -> None:
 
 def write_corpus(folder: Path, documents: dict[str, list[str]], tokenizer) -> None:
     """Write the tokens and texts of splits as prepared data have them."""
-    (folder / "text").mkdir(parents=True)
     for split, texts in documents.items():
-        encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
-        stream = [token for tokens in encoded for token in [*tokens, tokenizer.eos_token_id]]
-        np.array(stream, dtype=np.uint16).tofile(folder / f"{split}.bin")
-        rows = [json.dumps({"text": text}) + "\n" for text in texts]
-        (folder / "text" / f"{split}.jsonl").write_text("".join(rows))
+        packing.write_texts(texts, folder / "text" / f"{split}.jsonl")
+        packing.write_tokens(texts, tokenizer.backend_tokenizer, folder / f"{split}.bin")
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import re
 import pytest
 
 import experiments
-from experiments.cli.app import main
 from experiments.specs.code import training_code_hash
 from experiments.specs.lookup import known_runs
 from experiments.store import fold, parquet, paths, reference
@@ -64,24 +63,17 @@ def test_a_folded_record_replaces_its_run_and_what_no_study_plans_leaves(place):
     assert fold.fold([]) == []
 
 
-def call(monkeypatch, capsys, *arguments):
-    monkeypatch.setattr("sys.argv", ["experiments", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code, capsys.readouterr()
-
-
-def test_show_prints_a_record_as_it_was_and_its_command(place, monkeypatch, capsys):
+def test_show_prints_a_record_as_it_was_and_its_command(place, call):
     fold.fold([record_of(FIRST)])
-    code, said = call(monkeypatch, capsys, "show", FIRST)
-    assert code == 0 and json.loads(said.out) == record_of(FIRST)
-    assert said.err == "# committed; again: again\n"
+    code, said = call("show", FIRST)
+    record, comment = said.split("# ")
+    assert code == 0 and json.loads(record) == record_of(FIRST)
+    assert comment == "committed; again: again\n"
     own = paths.run("smoke", FIRST) / "record.json"
     own.parent.mkdir(parents=True)
     own.write_text(json.dumps(record_of(FIRST, command="mine")))
-    assert call(monkeypatch, capsys, "show", FIRST)[1].err.endswith("again: mine\n")
-    code, said = call(monkeypatch, capsys, "show", FIRST + "1")
-    assert re.search(f"did you mean '{FIRST}'.*in commit de8e87e8$", code)
+    assert call("show", FIRST)[1].endswith("again: mine\n")
+    assert re.search(f"did you mean '{FIRST}'.*in commit de8e87e8$", call("show", FIRST + "1")[1])
 
 
 def test_committed_records_answer_for_todays_runs(tmp_path):

@@ -1,4 +1,4 @@
-"""Runs that continue another one's state end as runs by themselves do; costs are told apart."""
+"""Runs that continue another one's state end as runs by themselves do."""
 
 import json
 
