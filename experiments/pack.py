@@ -219,22 +219,26 @@ def _canonical(name: str) -> str:
 
 
 def download(versions: dict[str, str], folder: Path, python: str | None) -> list[Path]:
-    """Fetch wheels with pip; returns their files."""
-    if not versions:
-        return []
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    command += ["--only-binary=:all:", "--disable-pip-version-check", "--dest", str(folder)]
+    """Fetch wheels with pip, build those that the index has as source alone; return their files."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    command = [*pip, "download", "--quiet", "--no-deps", "--only-binary=:all:", f"--dest={folder}"]
     if python is not None:
         command += ["--python-version", python]
         for glibc in ("2_28", "2_27", "2_17", "2_12", "2_5"):
             command += ["--platform", f"manylinux_{glibc}_{platform.machine()}"]
         command += ["--platform", f"manylinux2014_{platform.machine()}"]
-    command += [f"{name}=={version.split('+')[0]}" for name, version in sorted(versions.items())]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-        raise UserError(
-            f"a wheel is missing: {(lines or [done.stderr.strip()])[-1]}; name by --has what the "
-            "machine has"
-        )
+    wanted = {name: f"{name}=={version.split('+')[0]}" for name, version in versions.items()}
+    while wanted:
+        done = subprocess.run([*command, *wanted.values()], capture_output=True, text=True)
+        if not done.returncode:
+            break
+        lacking = re.search(r"No matching distribution found for ([\w.-]+)==", done.stderr)
+        source = wanted.pop(_canonical(lacking[1]), "") if lacking else ""
+        build = [*pip, "wheel", "--quiet", "--no-deps", f"--wheel-dir={folder}", source]
+        if not source or subprocess.run(build, capture_output=True).returncode:
+            lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+            raise UserError(
+                f"a wheel is missing: {(lines or [done.stderr.strip()])[-1]}; name by --has what "
+                "the machine has"
+            )
     return sorted(folder.glob("*.whl"))

@@ -82,3 +82,21 @@ def test_requirements_come_with_a_package_and_stay_with_what_the_machine_has():
     found = pack.required(["pydantic"], has=["typing_extensions"])
     assert {"pydantic", "pydantic-core", "annotated-types"} <= found.keys()
     assert "typing-extensions" not in found
+
+
+def test_a_distribution_without_a_wheel_is_built(tmp_path, monkeypatch):
+    source = tmp_path / "probe-1.0"
+    source.mkdir()
+    (source / "pyproject.toml").write_text('[project]\nname = "probe"\nversion = "1.0"\n')
+    (source / "probe.py").write_text("")
+    shutil.make_archive(str(source), "gztar", tmp_path, "probe-1.0")
+    for name, value in {
+        "NO_INDEX": "1",
+        "FIND_LINKS": str(tmp_path),
+        "NO_BUILD_ISOLATION": "0",
+    }.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    (wheel,) = pack.download({"probe": "1.0"}, tmp_path / "wheels", None)
+    assert wheel.name == "probe-1.0-py3-none-any.whl"
+    with pytest.raises(UserError, match="a wheel is missing: .* other==1.0; name by --has"):
+        pack.download({"other": "1.0"}, tmp_path / "wheels", None)
