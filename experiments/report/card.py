@@ -10,6 +10,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from experiments.report.text import markdown_cell as cell
 from experiments.report.text import markdown_code as code
+from experiments.report.text import markdown_table as table
 
 #: Task of a run to what the hub calls it, and the class of transformers that loads the model.
 KINDS = {
@@ -49,7 +50,7 @@ def card(
         "## Load",
         _how_to_load(spec, own_code, transformed),
         "## Sparsity",
-        _table(
+        table(
             ("tensor", "shape", "weights", "not zero", "sparsity"),
             [_tensor(row) for row in masked]
             + [_sum("all masked tensors", masked)] * bool(masked)
@@ -124,11 +125,6 @@ def _how_to_load(spec: Mapping[str, Any], own_code: bool, transformed: bool) -> 
     )
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
-
-
 def _tensor(row: Mapping[str, Any]) -> list[str]:
     shape = " x ".join(map(str, row["shape"]))
     return [code(row["name"]), shape, *_counts(row["weights"], row["nonzero"])]
@@ -154,7 +150,7 @@ def _facts(train: Mapping[str, Any], source: str, licence: str) -> str:
         ("time", f"{train['wall_s']} s on {cell(train['cpu'])}"),
         ("versions", cell(", ".join(f"{k} {v}" for k, v in train["versions"].items()))),
     ]
-    return _table(("", ""), rows)
+    return table(("", ""), rows)
 
 
 def _evaluation(found: Mapping[str, Any]) -> str:
@@ -173,12 +169,12 @@ def _evaluation(found: Mapping[str, Any]) -> str:
         )
     title = f"Suite {code(found['suite'])}, weights {code(found['weights_hash'])}."
     head = ("task", "metric", "split", "value", "standard error", "items")
-    return f"{title}\n\n{_table(head, rows)}"
+    return f"{title}\n\n{table(head, rows)}"
 
 
 def _last_validation(train: Mapping[str, Any]) -> str:
     scores = {k: v for k, v in train["final"].items() if k.startswith("validation_")}
     text = "No suite scored these weights; validation after the last step:"
-    return f"{text}\n\n" + _table(
+    return f"{text}\n\n" + table(
         ("metric", "value"), [(cell(name), repr(value)) for name, value in scores.items()]
     )

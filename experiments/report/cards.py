@@ -24,7 +24,7 @@ from experiments.findings.estimate import (
 )  # fmt: skip
 from experiments.findings.evidence import Evidence
 from experiments.findings.ledger import AGREES, DIFFERS, Finding
-from experiments.report.text import in_minutes, in_words
+from experiments.report.text import in_minutes, in_words, markdown_table
 from experiments.specs.lookup import rerun_command
 from experiments.store import paths, verification
 from experiments.store.reference import entries
@@ -41,13 +41,13 @@ def number(value: float, digits: int) -> str:
     return "–" if math.isnan(value) else f"{value:+.{digits}f}".replace("-", "−")
 
 
-def effect(found: Estimate, unit: str, *, with_unit: bool = True) -> str:
+def effect(found: Estimate, unit: str) -> str:
     """An effect with its 95% interval and unit."""
     digits = DIGITS.get(unit, 2)
     text = number(found.effect, digits)
     if found.has_interval:
         text += f" [{number(found.low, digits)}, {number(found.high, digits)}]"
-    return f"{text} {unit}" if with_unit else text
+    return f"{text} {unit}"
 
 
 def link(key: str) -> str:
@@ -190,9 +190,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     known = [
         at for at in range(len(head)) if at == 0 or any(row[at] not in ("–", "") for row in rows)
     ]
-    lines = [[head[at] for at in known], ["---"] * len(known)]
-    lines += [[str(row[at]).replace("|", "/").replace("\n", " ") for at in known] for row in rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    lines = [[str(row[at]).replace("|", "/").replace("\n", " ") for at in known] for row in rows]
+    return markdown_table([head[at] for at in known], lines)
 
 
 def table3(found: Finding, evidence: Evidence) -> str:

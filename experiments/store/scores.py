@@ -28,7 +28,11 @@ def evaluation_rows(record: Record) -> list[dict[str, Any]]:
     if record.evaluation is None:
         return []
     rows = [score.model_dump(include={*Score.model_fields}) for score in record.evaluation.scores]
-    accuracies = [row for row in rows if is_accuracy(row["metric"]) and row["value"] is not None]
+    accuracies = [
+        row
+        for row in rows  # a metric's name may have a filter: "acc,none"
+        if row["metric"].split(",")[0] in ACCURACY_METRICS and row["value"] is not None
+    ]
     whole = whole_tasks(row["task"] for row in accuracies)
     by_task: dict[str, dict[str, Any]] = {}
     for row in accuracies:
@@ -69,8 +73,3 @@ def average(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "num_items": int(sum(row["num_items"] or 0 for row in rows)),
         "higher_is_better": True,
     }
-
-
-def is_accuracy(metric: str) -> bool:
-    """Return whether a harness metric (possibly with a filter, ``acc,none``) is an accuracy."""
-    return metric.split(",")[0] in ACCURACY_METRICS

@@ -190,9 +190,9 @@ def processor() -> tuple[str, int]:
     return vendor.value.decode("ascii", "replace"), family
 
 
-def num_lanes(limit: int = _MAX_LANES) -> int:
+def num_lanes() -> int:
     """Floats per vector of the kernels in use: 16 (AVX-512), 8 (AVX2) or 4 (portable)."""
-    return library().choose_lanes(limit)
+    return library().choose_lanes(_MAX_LANES)
 
 
 @functools.cache

@@ -49,9 +49,9 @@ def train(model, optimizer, steps):
     fit(model, optimizer, map(images, steps))
 
 
-def masked_network(sparsity=0.9):
+def masked_network():
     model = network()
-    algorithm = sl.Static(sparsity, seed=0)
+    algorithm = sl.Static(0.9, seed=0)
     algorithm.apply(model)
     return model, algorithm
 

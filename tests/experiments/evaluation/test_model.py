@@ -13,14 +13,14 @@ from experiments.evaluation.lm.evaluate import evaluate as evaluate_text
 from experiments.evaluation.model import evaluate_model, task_of
 
 
-def plain_vit(num_classes: int, channels: int = 1):
+def plain_vit(channels: int = 1):
     from transformers import ViTConfig, ViTForImageClassification
 
     return ViTForImageClassification(
         ViTConfig(
             hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
             image_size=32, patch_size=8, num_channels=channels,
-            id2label={i: str(i) for i in range(num_classes)},
+            id2label={i: str(i) for i in range(47)},
         )
     )  # fmt: skip
 
@@ -34,7 +34,7 @@ def test_a_language_model_is_scored_as_its_run_would_be(model_dir, data_dir, tmp
 
 def test_a_plain_classifier_of_transformers(glyphs, tmp_path):
     torch.manual_seed(0)
-    vit = plain_vit(47).eval()
+    vit = plain_vit().eval()
     vit.save_pretrained(tmp_path / "vit")
     result = evaluate_model(tmp_path / "vit", "vision", data_dir=glyphs, out=tmp_path)
     rows = {(r["metric"], r["split"]): r["value"] for r in result["scores"]}
@@ -61,7 +61,7 @@ def test_what_cannot_be_scored_is_one_sentence(model_dir, data_dir, glyphs, tmp_
     out, bert, vit = (tmp_path / name for name in ("out.json", "bert", "vit"))
     bert.mkdir()
     (bert / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
-    plain_vit(47, channels=3).save_pretrained(vit)
+    plain_vit(channels=3).save_pretrained(vit)
     for model, suite, prepared, words in (
         (tmp_path, "smoke", data_dir, "holds no config.json"),
         (bert, "smoke", data_dir, "holds BertModel; only causal language models "),
@@ -79,9 +79,9 @@ def test_what_cannot_be_scored_is_one_sentence(model_dir, data_dir, glyphs, tmp_
     assert not out.exists()
 
 
-def change_json(name, **values):
+def change_config(**values):
     def change(folder):
-        path = folder / name
+        path = folder / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
     return change
@@ -97,16 +97,14 @@ def write(name, content):
 
 def foreign_code(folder):
     """A model of other code, which must not run."""
-    change_json("config.json", auto_map={"AutoModelForCausalLM": "own.Own"}, model_type="own")(
-        folder
-    )
+    change_config(auto_map={"AutoModelForCausalLM": "own.Own"}, model_type="own")(folder)
     (folder / "own.py").write_text("raise SystemExit('this code ran')")
 
 
 DAMAGES = {
-    "fewer layers than weights": change_json("config.json", num_hidden_layers=1),
-    "a size that is text": change_json("config.json", hidden_size="wide"),
-    "an unknown kind": change_json("config.json", model_type="nothing"),
+    "fewer layers than weights": change_config(num_hidden_layers=1),
+    "a size that is text": change_config(hidden_size="wide"),
+    "an unknown kind": change_config(model_type="nothing"),
     "code of its own": foreign_code,
     "a config that is a list": write("config.json", b"[]"),
     "a config cut short": shorten("config.json", 40),
