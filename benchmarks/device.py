@@ -160,7 +160,7 @@ def layers(shapes: tuple, rounds: int) -> Iterator[Row]:
 
 
 def optimizer(width: int, rounds: int) -> Iterator[Row]:
-    """What a layer's weight costs an optimizer, packed against dense: time and memory."""
+    """Time and memory that a layer's weight costs an optimizer, packed against dense."""
 
     def make(weight: nn.Parameter) -> tuple[torch.optim.Optimizer, int]:
         weight.grad = torch.randn_like(weight)
@@ -241,7 +241,7 @@ def model_step(
 
 
 def gpt_steps(width: int) -> tuple[Callable[..., Step], Callable[[nn.Module], torch.Tensor]]:
-    """What makes the step of a GPT at some sparsity, and its loss."""
+    """A maker of the step of a GPT at some sparsity, and its loss."""
     ids = torch.randint(256, (16, 129))
 
     def loss(model: nn.Module) -> torch.Tensor:
@@ -370,7 +370,7 @@ def costs(rounds: int) -> Iterator[Row]:
 
 
 def parts(quick: bool) -> dict[str, Callable[[], Iterator[Row]]]:
-    """What is measured, by name."""
+    """The measurements by name."""
 
     def two_threads() -> Iterator[Row]:
         torch.set_num_threads(2)

@@ -123,7 +123,7 @@ def _memory(field: str) -> int:
 
 
 def in_fresh_process(function: Callable, *arguments: object) -> dict[str, float]:
-    """What a function returns in a process of its own, on one thread."""
+    """The result of a function in a process of its own, on one thread."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context, torch.set_num_threads, (1,)) as pool:
         return pool.submit(function, *arguments).result()

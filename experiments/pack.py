@@ -35,7 +35,7 @@ PIECE_MB = 60
 NEEDED = tuple(
     "torch numpy transformers safetensors pydantic typer pyyaml filelock psutil rich jinja2".split()
 )
-#: What a suite with tasks of lm-eval imports.
+#: Packages that a suite with tasks of lm-eval imports.
 HARNESS = ("lm-eval", "datasets", "sacrebleu")
 #: Too large for a pack, and read only when data are prepared.
 LEFT_OUT = ("experiments/data/embedded/", "__pycache__")

@@ -45,7 +45,7 @@ _MODELS = (
 )
 _PAGES: tuple[str, ...] = ("jinja2", "markdown", "matplotlib.pyplot", "pandas", "pyarrow.parquet")
 _PAGES += ("scipy.optimize", "scipy.stats")
-#: What each command imports of other projects.
+#: Modules of other projects that each command imports.
 LIBRARIES = {
     "train": _MODELS,
     "evaluate": _MODELS,
@@ -54,7 +54,7 @@ LIBRARIES = {
     "index": _PAGES,
 }
 _COMMANDS = list(LIBRARIES)
-#: What all commands import of this repository.
+#: Modules of this repository that all commands import.
 OWN = ("experiments.cli.app", "experiments.store.collect", "experiments.report.render")
 
 

@@ -49,7 +49,7 @@ class Request:
         run = str(self.config["run"])
         self.again = [] if run == "none" else find_runs(run)
         self.scale: str = self.again[0].scale if self.again else self.config["scale"]
-        #: What is wrong with studies that nothing was asked of, by their names.
+        #: Errors of studies that nothing was asked of, by their names.
         self.broken: dict[str, SpecError] = {}
         self.runs(self.scale)
         asked = [self.config["study"], *(study for run in self.again for study in run.studies)]

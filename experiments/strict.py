@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Item = TypeVar("Item")
 #: A list in YAML.
 Several = Annotated[tuple[Item, ...], Field(strict=False)]
-#: What torch and NumPy take.
+#: The seeds that torch and NumPy take.
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 #: A decay rate of a moving average.
 Decay = Annotated[float, Field(ge=0, lt=1)]

@@ -65,7 +65,7 @@ def added(repository, heading):
 
 
 def run(repository, *command):
-    """What a Python command prints, run in the copy."""
+    """The output of a Python command, run in the copy."""
     env = {**os.environ, "PYTHONPATH": str(repository), "OMP_NUM_THREADS": "1"}
     call = [sys.executable, *command]
     done = subprocess.run(call, cwd=repository, env=env, capture_output=True, text=True)

@@ -21,7 +21,7 @@ ADDRESS = (
     "https://raw.githubusercontent.com/ZhouYii/PatchedDistro/"
     "961716d8a5a0df1a6373a4d61e360a0b5d1b85cd/data/{}/wiki_{:02}"
 )
-#: What `fetch` wrote.
+#: The folder that `fetch` writes.
 FOLDER = Path("resources/downloads/enwiki-slice")
 #: File of a split: the published files that it joins, and the SHA-256 of the whole. Left out are
 #: files with articles that share 20 sequences of 13 words with WikiText's validation or test set.

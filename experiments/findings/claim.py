@@ -129,7 +129,7 @@ def _known_figure(name: str) -> str:
 
 
 class Card(Strict):
-    """What its card on the front page shows besides the effect."""
+    """The content of its card on the front page besides the effect."""
 
     table3: bool = Field(False, description="whether it has the library blog's Table 3")
     figures: list[Annotated[str, AfterValidator(_known_figure)]] = Field(

@@ -14,7 +14,7 @@ from experiments.findings.estimate import LEVEL, estimate
 from experiments.findings.evidence import Evidence
 from experiments.findings.gate import LOSS, WORKLOAD
 
-#: What the forest compares: algorithms a and b.
+#: Pairs of algorithms that the forest compares.
 PAIRS = (
     ("set", "static"),
     ("rigl", "static"),

@@ -8,7 +8,7 @@ from typing import Any
 from experiments.store import machine
 from experiments.store.record import Record
 
-#: What `cost` reads of finished runs.
+#: Tables of finished runs that `cost` reads.
 TABLES = ("runs", "curves")
 
 

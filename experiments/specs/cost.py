@@ -14,7 +14,7 @@ EXECUTIONS = ("auto", "dense", "skip")
 PRECISIONS = ("fp32", "bf16", "tf32")
 #: Bytes of a weight in training: itself, its gradient, two states, a state being saved, its mask.
 TRAINING_BYTES = 4 * 6 + 1
-#: What Python, torch and the data take.
+#: Memory that Python, torch and the data take.
 BASE_MB = 1500
 
 

@@ -41,7 +41,7 @@ def check_choice(key: str, value: Any, allowed: Iterable[str], found_in: str = "
         raise SpecError(not_one_of(key, value, allowed, found_in))
 
 
-#: What names, and the ids made of them, may be: one path component, no option, not hidden.
+#: The form of names, and of the ids made of them: one path component, no option, not hidden.
 NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 
 
@@ -118,7 +118,7 @@ class Method(Treatment, Strict):
         return value
 
 
-#: What a recipe's number is multiplied by.
+#: A factor of a recipe's number.
 Factor = Annotated[float, Field(gt=0, le=10_000)]
 
 

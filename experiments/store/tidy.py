@@ -59,7 +59,7 @@ TEXT_COLUMNS = (
     "study run model dataset method algorithm family scale recipe metric split task data_hash "
     "spec_hash code_hash cpu machine versions command"
 ).split()
-#: What a comparison between studies reads; a page reads these columns of every study.
+#: Columns that a comparison between studies reads, so that a page reads them of every study.
 SCORE_COLUMNS = dict.fromkeys(("run", "metric", "split", "task"), TEXT)
 SCORE_COLUMNS |= dict.fromkeys(("value", "stderr", "chance"), "float64")
 

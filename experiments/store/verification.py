@@ -25,7 +25,7 @@ COLUMNS = ["run", "machine", "verdict"]
 TOLERANCE = {"lm": 0.001, "vision": 0.1}
 #: So many standard deviations between the seeds of a run are within rounding.
 SPREAD = 3.0
-#: What a record measures in seconds, or names after the machine.
+#: Values of a record in seconds, or per second.
 TIMES = ("elapsed_s", "trained_s", "trained_cpu_s", "tokens_per_s", "images_per_s", "wall_s")
 
 

@@ -28,7 +28,7 @@ from sparse_lib.configure import configure
 from sparse_lib.core.group import Group
 from sparse_lib.masks.init import SCORED
 
-#: What `torch.compile` generates code with.
+#: The code generator of `torch.compile`.
 COMPILE_BACKEND = "inductor"
 
 

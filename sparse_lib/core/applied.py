@@ -1,4 +1,4 @@
-"""What algorithms and groups of them share: they are applied to a model and an optimizer."""
+"""Base class of algorithms and groups of them: they are applied to a model and an optimizer."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Applied(ABC):
             )
 
     def __call__(self, target: Any) -> None:
-        """What ``model.apply(self)`` calls for each submodule, children first."""
+        """Apply to a module; ``model.apply(self)`` calls this for each, children first."""
         frame, code = sys._getframe(1), nn.Module.apply.__code__
         # Full names are known at the module where the call began, which comes last.
         nested = frame.f_back is not None and frame.f_back.f_code is code
@@ -162,10 +162,10 @@ class Applied(ABC):
             algorithm.put_first_masks(params, algorithm.first_masks(params))
 
     def metrics(self, flops: ModelFlops | None = None) -> dict[str, Any]:
-        """What the masks are and did, as a plain dict that can be written as JSON.
+        """Measures of the masks and of their changes, as a plain dict that can be written as JSON.
 
         Args:
-            flops: What `sparse_lib.count_flops` says of the model, to have FLOPs too.
+            flops: FLOPs of the model by `sparse_lib.count_flops`, to have FLOPs too.
 
         Returns:
             ``"tensors"``: by full name, the mask's ``"sparsity"``, the last ``"target"``,

@@ -69,7 +69,7 @@ def codes_of(key: str, state: Tensor, states: Mapping[str, Any]) -> Codes | None
 
 
 def start_of(optimizer: Optimizer, key: str, param: Tensor) -> float | Tensor:
-    """What a state of a parameter begins with, as the step sizes of Rprop with the rate."""
+    """The value that a state of a parameter begins with, as Rprop's step sizes with the rate."""
     known = (_STARTS.get(c.__name__, {}) for c in type(optimizer).__mro__)
     start = next((starts[key] for starts in known if key in starts), 0.0)
     if not isinstance(start, str):

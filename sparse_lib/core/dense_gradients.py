@@ -19,7 +19,7 @@ from sparse_lib.masks import shards
 
 
 class DenseGradients:
-    """What autograd gave for all weights of sparse parameters, masked ones too, at one step.
+    """Gradients of all weights of sparse parameters, masked ones too, at one step.
 
     Attributes:
         kept: By full name, the gradient in the size that the backward pass gave it: summed over
@@ -37,7 +37,7 @@ class DenseGradients:
         self._told_of_combined = False
         self._handles: list[Any] = []
         self.factors: dict[str, float | None] = {}
-        """What `measure` found of gradients that the algorithm has changed in this step."""
+        """Factors that `measure` found of gradients that the algorithm has changed in this step."""
         self._seen: dict[str, tuple[weakref.ref[Tensor], int]] = {}
 
     def __getstate__(self) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Driver:
 
     @property
     def owner(self) -> Applied | None:
-        """What was applied; None once it is gone."""
+        """The algorithm or group that was applied; None once it is gone."""
         return self._owner()
 
     @property
@@ -81,7 +81,7 @@ class Driver:
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """What drives the algorithms; None without one, or once it is gone."""
+        """The optimizer whose steps drive the algorithms; None without one, or once it is gone."""
         return None if self._optimizer is None else self._optimizer()
 
     def drives(self, param: Tensor) -> bool:

@@ -86,7 +86,7 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         return min(max(value, 0.0), 1.0)
 
     def checked_score(self, method: str, p: Tensor) -> Tensor:
-        """What `drop_score` or `grow_score` says; ValueError if it cannot rank the weights."""
+        """A score by `drop_score` or `grow_score`; ValueError if it cannot rank the weights."""
         score, said = getattr(self, method)(p), f"{type(self).__name__}.{method} must return"
         if not isinstance(score, Tensor) or score.shape != p.shape:
             found = tuple(score.shape) if isinstance(score, Tensor) else type(score).__name__

@@ -97,7 +97,7 @@ class MaskGuard:
 
     @property
     def driver(self) -> Driver | None:
-        """What decides about the mask; None if it is gone."""
+        """The driver that decides about the mask; None if it is gone."""
         return None if self._driver is None else self._driver()
 
     def claim(self, owner: str, driver: Driver, masks_gradient: bool = True) -> None:
@@ -396,7 +396,7 @@ class MaskGuard:
 
 
 def _state_of(param: Tensor) -> tuple[int, ...]:
-    """What changes when a parameter is written, or gets other memory by ``param.data = ...``."""
+    """A value that changes when a parameter is written, or ``param.data = ...`` moves it."""
     return id(param), param._version, shards.local(param).data_ptr()
 
 

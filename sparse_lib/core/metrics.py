@@ -1,4 +1,4 @@
-"""What happened to masks, what training steps did with them, and what is measured on them.
+"""The history of masks, the work of training steps with them, and measures of one mask.
 
 `sparse_lib.SparsityAlgorithm.metrics` puts it together for a run.
 """
@@ -29,7 +29,7 @@ def sparsity(mask: Tensor) -> float:
 
 @dataclass
 class Work:
-    """What training steps computed with one weight tensor, as counts that add up over steps.
+    """Work of training steps with one weight tensor, as counts that add up over steps.
 
     Present weights are summed over all steps up to ``until``, and over those ``dense_steps`` whose
     weight gradient was that of the dense tensor.
@@ -42,7 +42,7 @@ class Work:
 
 
 class MaskHistory:
-    """What happened to one mask, in one byte per weight, which is allotted at its first change.
+    """The changes of one mask, in one byte per weight, which is allotted at its first change.
 
     Attributes:
         num_updates: How many times the mask was replaced.

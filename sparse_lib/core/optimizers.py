@@ -1,4 +1,4 @@
-"""What an algorithm has to know of torch's optimizers."""
+"""Facts about torch's optimizers that algorithms need."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from sparse_lib.layers import Layout
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
 
-#: What ``torch.compile`` and checkpoint wrappers add to names.
+#: Parts of names that ``torch.compile`` and checkpoint wrappers add.
 WRAPPER = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module)\.")
 #: Wrappers that hold the model as ``module``, a name that models use for parts of their own, too.
 PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
@@ -93,7 +93,7 @@ class SparseParameter:
 
     @property
     def guard(self) -> MaskGuard:
-        """What enforces the mask."""
+        """The guard that enforces the mask."""
         return guards(self.module)[self.param_name]
 
     @property

@@ -36,7 +36,7 @@ def algorithm_classes() -> dict[str, Any]:
 
 
 def lacking_methods(name: str) -> str | None:
-    """What a live class of that name, in any case, has yet to define, or None."""
+    """Methods that a live class of that name, in any case, has yet to define, or None."""
     cls = _REGISTRY.get(name.lower())
     if cls is None or not cls.in_registry or cls.__module__.startswith("sparse_lib.core"):
         return None

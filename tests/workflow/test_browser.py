@@ -85,7 +85,7 @@ WCAG = ["wcag2a", "wcag2aa"]
 
 
 def violations(page, rules=WCAG):
-    """What axe finds wrong, by default by WCAG 2 A and AA: rule and first element."""
+    """Violations that axe finds, by default of WCAG 2 A and AA: rule and first element."""
     options = {"runOnly": rules, "resultTypes": ["violations"]}
     found = axe.Axe().run(page, options=options).response["violations"]
     return [(rule["id"], rule["nodes"][0]["html"][:200]) for rule in found]

@@ -18,7 +18,7 @@ from experiments.specs.trials import taken_by
 from experiments.store import tidy
 
 EVERY_RECIPE = True
-#: What settings are compared within.
+#: Columns within which settings are compared.
 KEYS = ["model", "dataset", "algorithm", "sparsity", "steps"]
 DECIDED = ("noise", "margin", "chosen", "choice")
 UNITS = {"perplexity": "validation perplexity per token", "loss": "validation loss, nats per image"}

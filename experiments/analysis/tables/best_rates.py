@@ -11,7 +11,7 @@ from experiments.specs.planned import PlannedStudy
 EVERY_RECIPE = True
 COLUMNS = ["model", "dataset", "steps", "method", "sparsity", "best rate", "at an end", "best"]
 COLUMNS += ["next lower", "next higher", "rates", "runs"]
-#: What trials are compared within: one setting of a method at one sparsity and length.
+#: Columns within which trials are compared: one setting of a method at one sparsity and length.
 KEYS = ["model", "dataset", "steps", "method", "sparsity"]
 
 

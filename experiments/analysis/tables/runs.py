@@ -12,7 +12,7 @@ from experiments.specs.planned import PlannedStudy
 from experiments.specs.run import RunSpec
 
 EVERY_RECIPE = True
-#: What tells a run from others; figures of curves name their runs by id alone.
+#: Columns that tell a run from others; figures of curves name their runs by id alone.
 IDENTITY = ("model", "method", "algorithm", "family", "sparsity", "recipe", "seed")
 #: Columns to what tidy records call them: texts, and whole numbers among the metrics.
 FACTS = {"data": "dataset", "data hash": "data_hash", "machine": "machine", "processor": "cpu"}

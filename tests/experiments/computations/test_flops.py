@@ -34,7 +34,7 @@ def test_sparse_ift_budgets_are_exact_by_the_authors_convention(rows):
 
 
 def test_every_number_is_met_or_named_as_open(rows):
-    """What stays open is known: a rise is a defect, a fall means that this list must shrink."""
+    """Open rows are known: a rise is a defect, a fall means that this list must shrink."""
     open_rows = rows[~rows["met"]]
     assert set(zip(open_rows["source"], open_rows["method"], strict=True)) == {
         ("RIGL_ICML20", "Small-Dense 5x"),

@@ -1,4 +1,4 @@
-"""What holds for every registered algorithm, a user's included; and that the checks can fail."""
+"""The rules of every registered algorithm, a user's included; and that the checks can fail."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What users do to models around sparsity: copies, surgery, other optimizers, odd names."""
+"""Handling of models by users around sparsity: copies, surgery, other optimizers, odd names."""
 
 import copy
 
