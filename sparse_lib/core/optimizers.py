@@ -58,10 +58,10 @@ def states_like(
     """
     for inner in _held_by(optimizer):
         yield from states_like(inner, param, with_dense=with_dense)
-    raw, is_square = optimizer.state.get(param, {}), _is_square(param)
-    states = _flat(raw)
-    is_rotated = states is not raw and any(
-        _is_of_a_dimension(optimizer, key, states[key]) for key in states if "." in key
+    states = _flat(optimizer.state.get(param, {}))
+    is_rotated = any(
+        _is_of_a_dimension(optimizer, key, state) and _is_orthogonal(state)
+        for key, state in states.items()
     )
     for key, whole in states.items():
         if not isinstance(whole, Tensor) or whole.dtype is torch.bool:  # a mask, as SPAM's
@@ -72,7 +72,7 @@ def states_like(
         for state in whole if is_stack else (whole,):  # AdEMAMix of bitsandbytes stacks two
             if not state.dim() or state.shape != param.shape:
                 continue
-            if is_square and _is_of_a_dimension(optimizer, key, whole):
+            if _is_of_a_dimension(optimizer, key, whole):
                 continue
             is_coded = state.dtype is torch.uint8 or hasattr(state, "codes")
             found = codes_of(key, state, states) if is_coded else state
@@ -101,50 +101,74 @@ def _held_by(optimizer: Optimizer) -> list[Optimizer]:
 
 
 def _flat(states: Mapping[str, Any]) -> Mapping[str, Any]:
-    """States by name, and what is inside of dicts and lists: AggMo's, SOAP's, heavyball's."""
-    if not any(isinstance(held, dict | list) for held in states.values()):
+    """States by name, and what dicts, lists and objects hold: AggMo's, SOAP's, GaLore's."""
+    inside = {key: _inside(held) for key, held in states.items() if not isinstance(held, Tensor)}
+    if not any(inside.values()):
         return states
     found: dict[str, Any] = {}
     for key, held in states.items():
-        named = dict(enumerate(held)) if isinstance(held, list) else held
-        inside = _flat(named) if isinstance(named, dict) else {}
-        found |= {f"{key}.{name}": entry for name, entry in inside.items()} or {key: held}
+        flat = _flat(inside.get(key, {}))
+        found |= {f"{key}.{name}": entry for name, entry in flat.items()} or {key: held}
     return found
 
 
-def _is_square(state: Any) -> bool:
-    """Whether something is a square matrix of plain floats, or a batch of one."""
+def _inside(held: Any) -> dict[Any, Any]:
+    """What a state holds that is no tensor; of an object its tensors and lists."""
+    if isinstance(held, dict | list):
+        return held if isinstance(held, dict) else dict(enumerate(held))
+    own = getattr(held, "__dict__", {})
+    return {name: entry for name, entry in own.items() if isinstance(entry, Tensor | list)}
+
+
+def _is_square(state: Any, *, stacked: bool = False) -> bool:
+    """Whether something is a square matrix of plain floats, or a batch of one, or of several."""
     is_plain = type(state) in (Tensor, nn.Parameter) and state.dim() >= 2
-    if not is_plain or state.shape[:-2].numel() != 1 or not state.is_floating_point():
+    if not is_plain or not state.is_floating_point():
         return False
-    return state.shape[-2] == state.shape[-1] > 1
+    is_one = stacked or state.shape[:-2].numel() == 1
+    return is_one and state.shape[-2] == state.shape[-1] > 1
 
 
 def _is_of_a_dimension(optimizer: Optimizer, key: str, state: Any) -> bool:
     """Whether states belong to pairs of rows or columns, as Shampoo's for each dimension do.
 
     Such a state has the shape of a square weight. Weights that are not square tell; where there
-    are none, the states of all weights are symmetric. SOAP's matrices, in lists, turn its states.
+    are none, the states of all weights are symmetric, triangular (PSGD) or orthogonal (Conda).
+    Orthogonal ones (SOAP) turn the optimizer's other states.
     """
-    if not _is_square(state):
-        return False
     known: dict[str, bool] = optimizer.__dict__.setdefault(_OF_DIMENSIONS, {})
+    if not _is_square(state, stacked=True):
+        return known.get(key, False)
     if key not in known:
-        flat = [(param, _flat(states)) for param, states in optimizer.state.items()]
+        flat = [(p, _flat(s)) for p, s in optimizer.state.items() if isinstance(p, Tensor)]
         states = [(p, s[key]) for p, s in flat if isinstance(s.get(key), Tensor)]
         if others := [(p, s) for p, s in states if not _is_square(p)]:
-            known[key] = any(_is_square(s) and s.shape != p.shape for p, s in others)
-        elif all(_is_symmetric(s) for _, s in states):
+            known[key] = any(
+                _is_square(s, stacked=True) and p.shape not in (s.shape, s.shape[1:])
+                for p, s in others
+            )
+        elif all(_is_factor(s) for _, s in states):
             return True
         else:
             known[key] = False
     return known[key]
 
 
-def _is_symmetric(state: Tensor) -> bool:
-    state = state.squeeze()
-    differences = (state - state.T).abs().max()
-    return bool(differences <= 1e-4 * (state - state.diagonal().diag()).abs().max())
+def _is_factor(state: Tensor) -> bool:
+    """Whether matrices are symmetric, or orthogonal, or triangular with a full diagonal."""
+    diagonal = state.diagonal(dim1=-2, dim2=-1)
+    differences, rest = (state - state.mT).abs().max(), state - diagonal.diag_embed()
+    if bool(differences <= 1e-4 * rest.abs().max()) or _is_orthogonal(state):
+        return True
+    return bool(diagonal.all()) and not (state.tril(-1).any() and state.triu(1).any())
+
+
+def _is_orthogonal(state: Tensor) -> bool:
+    """Whether the first columns of matrices are orthonormal, and others than those of the unit."""
+    columns = state[..., :8].float()
+    unit = torch.eye(*columns.shape[-2:], device=state.device)
+    errors = (columns.mT @ columns - unit[: columns.shape[-1]]).abs().max()
+    return bool(errors < 0.05) and bool((columns - unit).abs().max() > 0.05)
 
 
 _OF_DIMENSIONS = "_sparse_lib_states_of_dimensions"

@@ -1,6 +1,7 @@
 """Optimizers whose states are codes: masked by the code of zero, or left alone and told."""
 
 import copy
+import types
 
 import pytest
 import torch
@@ -299,6 +300,60 @@ def test_states_in_a_basis_of_the_optimizer_are_left_alone_and_told(nested):
     state = optimizer.state[model.weight]
     assert (state[0] if nested else state)["exp_avg_sq"].all()
     assert not model.weight[~model.weight_mask].any()
+
+
+class Psgd(torch.optim.Optimizer):
+    """Triangular factors (PSGD), stacked statistics (DASH), a state of no parameter (MADGRAD)."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.state["k"] = self.state.get("k", torch.zeros(1)) + 1
+        for param in self.param_groups[0]["params"]:
+            state, grad, unit = self.state[param], param.grad, torch.eye(8)
+            rows = unit[: len(grad), : len(grad)]
+            (factor,) = state.setdefault("Q", [(rows + grad @ grad.T).triu()])
+            stack = state.setdefault("statistics", unit.expand(2, 8, 8).clone())
+            stack += grad.T @ grad
+            state["momentum"] = 0.9 * state.get("momentum", 0) + grad
+            param.sub_(torch.linalg.solve(factor, state["momentum"]) @ stack.inverse()[1])
+
+
+class Conda(torch.optim.Optimizer):
+    """Second moments in the basis of an object's matrix."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for param in self.param_groups[0]["params"]:
+            state, basis = self.state[param], torch.linalg.svd(param.grad)[0]
+            basis = state.setdefault("projector", types.SimpleNamespace(matrix=basis)).matrix
+            turned = basis.T @ param.grad
+            squares = state["exp_avg_sq"] = 0.9 * state.get("exp_avg_sq", 0) + turned.square()
+            param.sub_(0.1 * basis @ (turned / (squares.sqrt() + 1e-3)))
+
+
+@pytest.mark.filterwarnings("ignore:.*in a basis of its own")
+@pytest.mark.parametrize("make", [Psgd, Conda])
+@pytest.mark.parametrize("sizes", [[(8, 8)], [(8, 8), (8, 4)]])
+def test_factors_change_nothing_under_masks_that_stay(make, sizes):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(*size, bias=False) for size in sizes))
+    optimizer = driven(sl.Static(0.5, seed=0), model, make, {})
+    masks, plain = [layer.weight_mask for layer in model], copy.deepcopy(model)
+    sl.finalize(plain)
+    other = make(plain.parameters(), {})
+    for _ in range(6):
+        inputs = torch.randn(8, 8)
+        fit(model, optimizer, [inputs])
+        other.zero_grad()
+        plain(inputs).square().mean().backward()
+        for param, mask in zip(plain.parameters(), masks):
+            param.grad *= mask
+        other.step()
+        for param, mask in zip(plain.parameters(), masks):
+            param.data *= mask
+    for mine, theirs in zip(model.parameters(), plain.parameters()):
+        assert int(mine.count_nonzero()) == mine.numel() // 2
+        torch.testing.assert_close(mine, theirs)
 
 
 @torch.no_grad()
