@@ -87,7 +87,6 @@ def make_mask_topk_sparsity(
     return undo(select(pools, None, keep, group, generator if tie_breaker == "random" else None))
 
 
-@torch.no_grad()
 def visible_magnitude(weight: Tensor) -> Tensor:
     """Magnitudes as scores by which to keep weights: infinite where a weight is NaN.
 
@@ -98,6 +97,7 @@ def visible_magnitude(weight: Tensor) -> Tensor:
     )
 
 
+@torch.no_grad()
 def make_mask_drop_minimum(
     score: Tensor,
     mask: Tensor,
