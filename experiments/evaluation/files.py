@@ -37,6 +37,10 @@ def run_of(model_dir: Path) -> str:
     return model_dir.resolve().parent.name if model_dir.name == "model" else model_dir.name
 
 
+class NoRows(UserError):
+    """A prepared dataset has nothing that a task could ask."""
+
+
 def prepared_rows(path: Path) -> list[dict[str, Any]]:
     """Rows of a prepared dataset's JSON Lines file."""
     if not path.is_file():

@@ -68,7 +68,8 @@ class TaskEntry(Strict):
     limit: PositiveInt | None = Field(default=None, description="first documents; None takes all")
     enabled: bool = True
     fallback: bool = Field(
-        default=False, description="whether it is for datasets that no other own task fits"
+        default=False,
+        description="left out where another own task fits the dataset, and where it finds no row",
     )
 
     @model_validator(mode="after")

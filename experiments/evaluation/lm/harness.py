@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.data.base import MissingData
 from experiments.data.hub import reading
 from experiments.errors import UserError, not_one_of
-from experiments.evaluation.files import hub_digest
+from experiments.evaluation.files import NoRows, hub_digest
 from experiments.evaluation.lm.tasks.documents import rows as documents
 from experiments.evaluation.outputs import exponential, ratio
 from experiments.evaluation.suite import OWN_TASKS, Suite, TaskEntry, brought_tests
@@ -77,8 +77,13 @@ class Tasks:
         self.chosen: dict[str, list[int]] = {}
         self.entries: dict[str, TaskEntry] = {}
         for entry in entries:
-            with _reading(entry, mirror), contextlib.chdir(mirror or "."), _cached_by_content():
-                loaded = manager.load([self._spec(manager, entry)])
+            try:
+                with _reading(entry, mirror), contextlib.chdir(mirror or "."), _cached_by_content():
+                    loaded = manager.load([self._spec(manager, entry)])
+            except NoRows as error:
+                if entry.fallback:
+                    continue
+                raise UserError(f"task {entry.task}: {error}") from None
             for name, task in loaded["tasks"].items():
                 task.set_config(key="num_fewshot", value=entry.num_fewshot)
                 task.set_fewshot_seed(seed=FEWSHOT_SEED)

@@ -9,8 +9,7 @@ from typing import Any
 
 from datasets import Dataset, DatasetDict
 
-from experiments.errors import UserError
-from experiments.evaluation.files import prepared_rows
+from experiments.evaluation.files import NoRows, prepared_rows
 
 
 def rows(
@@ -29,6 +28,6 @@ def rows(
     if make is not None:
         found = make([row["text"] for row in found])
     if not found:
-        raise UserError(f"{Path(data_dir) / file} yields no documents for a task")
+        raise NoRows(f"{Path(data_dir) / file} has no row for it; name a suite without it")
     found.sort(key=lambda row: hashlib.sha256(str(next(iter(row.values()))).encode()).digest())
     return DatasetDict({split: Dataset.from_list(found)})

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from experiments.data.base import MissingData
+from experiments.errors import UserError
 from experiments.evaluation.files import hub_digest, weights_hash
 from experiments.evaluation.lm.evaluate import evaluate
 from experiments.evaluation.lm.model import CausalLM
@@ -92,6 +93,19 @@ def test_pair_accuracy_equals_a_direct_count(
     assert score["num_items"] == len(pairs) == 20
     share = score["value"]
     assert score["stderr"] == pytest.approx((share * (1 - share) / 19) ** 0.5)
+
+
+def test_a_fallback_without_rows_is_left_out_and_any_other_task_refused(
+    model_dir, data_dir, suite, tmp_path
+):
+    sums = shutil.copytree(data_dir, tmp_path / "sums")
+    (sums / "text" / "test.jsonl").write_text('{"text": "1 + 2 = 3."}\n')
+    reseal(sums)
+    with pytest.raises(UserError, match="^task prose_pairs: .*test.jsonl has no row for it; name"):
+        evaluate(model_dir, sums, suite(PROSE), out=tmp_path / "refused")
+    fallback = suite("{task: prose_pairs, fallback: true}")
+    scores = by_metric(evaluate(model_dir, sums, fallback, out=tmp_path / "scored"))
+    assert {task for task, *_ in scores} == {"perplexity"}
 
 
 @pytest.fixture
