@@ -1,16 +1,17 @@
-"""Snakemake's output: one line per finished job, with the time left."""
+"""Snakemake's output: one line per job, with the time left or the reason of a failure."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 #: Sentences of Snakemake's scheduler that say nothing about the work.
 NOISE = (
     "Select jobs to execute...", "Execute ", "Assuming unrestricted shared", "Building DAG",
-    "Using shell", "Singularity containers: ignored",
+    "Using shell", "Singularity containers: ignored", "RuleException:\nCalledProcessError",
 )  # fmt: skip
 
 
@@ -41,6 +42,11 @@ class Progress(logging.Filter):
             record.msg, record.args = self.line(number), ()
             delattr(record, "event")  # so that it is printed as it is
             return number in self.jobs
+        if event == "job_error":  # which Snakemake hides with its lines on rules
+            facts = vars(record)
+            name, _ = self.jobs.get(int(facts["jobid"]), (facts["rule_name"], 0.0))
+            record.msg, record.args = f"failed: {name}: {_end(facts['log'])}", ()
+            delattr(record, "event")
         return event not in ("progress", "resources_info") and not str(record.msg).startswith(NOISE)
 
     def line(self, number: int) -> str:
@@ -51,6 +57,14 @@ class Progress(logging.Filter):
         left = (time.monotonic() - self.began) * (1 - share) / max(share, 1e-9)
         count = f"{len(self.finished):>{len(str(len(self.jobs)))}} of {len(self.jobs)}"
         return f"{count}  {share:4.0%}  {duration(left):>8} left  {name}"
+
+
+def _end(logs: Iterable[str]) -> str:
+    """The last line of a failed job's log, and where it lies."""
+    for log in map(Path, logs):
+        lines = log.read_text(errors="replace").split("\n") if log.is_file() else []
+        return f"{next(filter(None, reversed(lines)), 'no word of it')} ({log})"
+    return "no log"
 
 
 def duration(seconds: float) -> str:

@@ -62,5 +62,18 @@ def test_one_line_per_job_and_no_noise():
     assert not progress.filter(record(event="job_finished", job_id=0))  # the target rule
 
 
+def test_a_failed_job_is_one_line_with_the_end_of_its_log(tmp_path):
+    progress = Progress()
+    progress.plan([(7, "train a", 90.0)])
+    (log := tmp_path / "a.log").write_text("step 1\nError: x is 1\n\n")
+    facts = {"event": "job_error", "jobid": 7, "rule_name": "train", "log": [str(log)]}
+    failed = record("Error in rule train, jobid: 7", **facts)
+    assert progress.filter(failed) and not hasattr(failed, "event")
+    assert failed.msg == f"failed: train a: Error: x is 1 ({log})"
+    assert not progress.filter(record("RuleException:\nCalledProcessError in file ..."))
+    other = record(**{**facts, "jobid": 9, "log": []})
+    assert progress.filter(other) and other.msg == "failed: train: no log"
+
+
 def test_durations_are_short():
     assert [duration(s) for s in (4, 80, 210, 7200)] == ["4 s", "80 s", "3.5 min", "2.0 h"]
