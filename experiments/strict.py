@@ -2,7 +2,7 @@
 
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 Item = TypeVar("Item")
 #: A list in YAML.
@@ -18,3 +18,10 @@ class Strict(BaseModel):
     """Frozen; an unknown key is an error, and so is a number as text, ``true`` or infinite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def first_problem(error: ValidationError) -> tuple[str, str]:
+    """The key of an error's first problem, and the problem on one line."""
+    first = error.errors()[0]
+    message = first["msg"].removeprefix("Value error, ")
+    return ".".join(map(str, first["loc"])), " ".join(message.split())

@@ -21,7 +21,7 @@ from experiments.errors import UserError, not_one_of
 from experiments.evaluation import metrics
 from experiments.specs.digest import digest
 from experiments.specs.strict_yaml import read_yaml
-from experiments.strict import Several, Strict
+from experiments.strict import Several, Strict, first_problem
 
 FOLDER = Path(__file__).parent / "suites"
 #: lm-eval's files of our own tasks.
@@ -237,10 +237,9 @@ def _read(path: Path, text: bytes, kind: type[Suite | ImageSuite] | None) -> Sui
     try:
         return KINDS[found](**{**content, "name": path.stem})
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        raise UserError(f"{path.name}: {key} is {first['input']!r:.200}: {message}") from None
+        key, problem = first_problem(error)
+        value = f"{error.errors()[0]['input']!r:.200}"
+        raise UserError(f"{path.name}: {key} is {value}: {problem}") from None
 
 
 def suite_path(name: str) -> Path:

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, PositiveFloat, ValidationError, mode
 from experiments.errors import UserError, not_one_of
 from experiments.specs.schema import ROOT, Scale, module_names
 from experiments.specs.strict_yaml import read_yaml
-from experiments.tasks import Strict
+from experiments.strict import Strict, first_problem
 
 FOLDER = Path(__file__).parent
 NINE = FOLDER / "nine"
@@ -180,11 +180,7 @@ def _read(path: Path, entry: Any) -> Claim:
     try:
         return Claim.model_validate(entry)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise UserError(
-            f"{path.name}: {key}: {first['msg'].removeprefix('Value error, ')}"
-        ) from None
+        raise UserError(f"{path.name}: {': '.join(first_problem(error))}") from None
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from experiments.specs.run import RunSpec
 from experiments.specs.schema import SpecError
 from experiments.store import machine, paths
 from experiments.store.io import read_json, read_jsonl, write_json
+from experiments.strict import first_problem
 
 MAX_CURVE_ROWS = 200
 FINAL_SHARE = 0.1
@@ -172,10 +173,8 @@ def checked(value: Mapping[str, Any], place: Path | str) -> Record:
     try:
         return Record.model_validate(value)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "it"
-        problem = " ".join(first["msg"].removeprefix("Value error, ").split())
-        raise SpecError(f"{place} is no record: {where}: {problem}") from None
+        key, problem = first_problem(error)
+        raise SpecError(f"{place} is no record: {key or 'it'}: {problem}") from None
 
 
 def make_record(
