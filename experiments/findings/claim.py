@@ -10,7 +10,8 @@ import yaml
 from pydantic import AfterValidator, Field, PositiveFloat, ValidationError, model_validator
 
 from experiments.errors import UserError, not_one_of
-from experiments.specs.schema import ROOT, Scale, module_names
+from experiments.specs.code import ROOT
+from experiments.specs.schema import Scale, module_names
 from experiments.specs.strict_yaml import read_yaml
 from experiments.strict import Strict, first_problem
 
