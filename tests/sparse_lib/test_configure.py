@@ -12,7 +12,7 @@ import sparse_lib as sl
 from sparse_lib.checks import SettingError
 from sparse_lib.configure import configure
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
-from tests.sparse_lib.algorithm_cases import assert_enforced, make_model, train
+from tests.sparse_lib.algorithm_cases import assert_enforced, driven, make_model, train
 
 
 class Net(nn.Module):
@@ -96,9 +96,7 @@ def test_each_papers_variant_trains_at_its_sparsity(variant):
     model, group = make_model(), configure(config)
     if variant.get("init_method") == "snip":
         model(torch.ones(2, 12)).pow(2).sum().backward()
-    group.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    group.apply(optimizer)
+    optimizer = driven(group, model, momentum=0.9)
     train(model, optimizer, 3)
     assert sum(int(s.mask.sum()) for s in group.sparse_params.values()) == 144
     assert_enforced(group, optimizer)

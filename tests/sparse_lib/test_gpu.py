@@ -12,7 +12,7 @@ import sparse_lib as sl
 from sparse_lib.conformance import Case, expect_enforced, make_model
 from sparse_lib.core.drop_and_grow import DropAndGrow
 from sparse_lib.core.registry import algorithm_classes
-from tests.sparse_lib.algorithm_cases import ALGORITHMS
+from tests.sparse_lib.algorithm_cases import ALGORITHMS, driven
 
 #: On a GPU, and with all masks made together, as one makes them.
 WAYS = ["together", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -22,9 +22,7 @@ def masks_over_updates(name, model, device):
     """The masks after each of six steps whose gradients come from a CPU generator."""
     model = copy.deepcopy(model).to(device)
     algorithm = Case(algorithm_classes()[name]).make()
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.0, momentum=0.9)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model, lr=0.0, momentum=0.9)
     found = []
     for step in range(6):
         generator = torch.Generator().manual_seed(step)
@@ -76,9 +74,7 @@ def make_step(algorithm, num_layers):
     """A training step of layers of one size, compiled as one graph."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(num_layers)))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    algorithm.apply(model)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model, momentum=0.9)
     run, data = torch.compile(model, backend="eager", fullgraph=True), torch.randn(4, 16)
 
     def step():

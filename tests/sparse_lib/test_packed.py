@@ -15,7 +15,7 @@ from sparse_lib.execution.backend import compile
 from sparse_lib.flops.ledger import Ledger
 from sparse_lib.flops.model import count
 from tests.sparse_lib import tiny_models
-from tests.sparse_lib.algorithm_cases import fit
+from tests.sparse_lib.algorithm_cases import driven, fit
 from tests.sparse_lib.execution.test_backend import (
     LAYERS,
     TOLERANCE,
@@ -115,9 +115,7 @@ def test_packing_in_the_middle_changes_no_bit_of_a_training(name):
 def test_a_dynamic_algorithm_lets_go_and_may_come_back():
     model = network()
     algorithm = sl.RigL(0.8, update={"freq": 2}, drop_fraction=0.3, seed=0)
-    algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model, momentum=0.9)
     train(model, optimizer, range(5))
     masks = {name: tensor.clone() for name, tensor in model.named_buffers()}
     pack(model, optimizer)

@@ -241,10 +241,7 @@ def test_states_of_optimizers_inside_another_are_masked(listed):
 def test_preconditioners_of_square_weights_are_left_whole(sizes):
     torch.manual_seed(0)
     model, expected = nn.Sequential(*(nn.Linear(*s, bias=False) for s in sizes)), 0.1 * torch.eye(8)
-    optimizer = Shampoo(model.parameters(), {})
-    sparsity = sl.RigL(0.5, update=2, seed=0)
-    sparsity.apply(model)
-    sparsity.apply(optimizer)
+    optimizer = driven(sl.RigL(0.5, update=2, seed=0), model, Shampoo, {})
     square = model[sizes.index((8, 8))]
     for _ in range(5):
         optimizer.zero_grad()

@@ -140,11 +140,9 @@ def test_a_moving_average_follows_the_masks(name):
 def test_an_average_masks_the_projection_that_attention_reads_without_a_call():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
-    optimizer = torch.optim.AdamW(layer.parameters(), 1e-2)
     levels = {"type": "polynomial", "init": 0, "final": 0.9, "start": 0, "stop": 10}
     algorithm = sl.configure({"algorithm": "gmp", "sparsity": levels, "update": 1})
-    algorithm.apply(layer)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, layer, torch.optim.AdamW, 1e-2)
     average = AveragedModel(layer, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     for step in range(12):
         data = torch.randn(8, 5, 16, generator=torch.Generator().manual_seed(step))

@@ -49,10 +49,8 @@ COMBINATIONS = [(name, path) for name in OPTIMIZERS for path in paths(name)]
 
 def build(algorithm, optimizer, path, model=None):
     model = make_model() if model is None else model
-    algorithm.apply(model)
     options = OPTIMIZERS[optimizer] | paths(optimizer)[path]
-    optim = getattr(torch.optim, optimizer)(model.parameters(), lr=0.01, **options)
-    algorithm.apply(optim)
+    optim = driven(algorithm, model, getattr(torch.optim, optimizer), lr=0.01, **options)
     return model, optim
 
 

@@ -333,9 +333,7 @@ def test_a_step_that_fails_leaves_no_hidden_values_in_the_forward_pass(algorithm
 
     model = nn.Linear(16, 4, bias=False)
     sparsity = algorithm(0.5, seed=0)
-    sparsity.apply(model)
-    optimizer = Failing(model.parameters(), 0.1)
-    sparsity.apply(optimizer)
+    optimizer = driven(sparsity, model, Failing, 0.1)
     expected = model(batch(0)).detach()
     model(batch(0)).sum().backward()
     with pytest.raises(MemoryError):

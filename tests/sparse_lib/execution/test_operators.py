@@ -11,6 +11,7 @@ import sparse_lib as sl
 from sparse_lib.execution import kernels
 from sparse_lib.execution.backend import backend, compile
 from tests.sparse_lib import tiny_models
+from tests.sparse_lib.algorithm_cases import driven
 from tests.sparse_lib.execution.test_backend import (
     LAYERS,
     TOLERANCE,
@@ -87,9 +88,7 @@ def test_a_compiled_training_has_the_bits_of_one_that_skips(name, precision, hal
             model = model.bfloat16()
         kind = {"rigl": sl.RigL, "set": sl.SET}[name]
         algorithm = kind(0.8, update={"freq": 2}, drop_fraction=0.3, seed=0)
-        algorithm.apply(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        algorithm.apply(optimizer)
+        optimizer = driven(algorithm, model, momentum=0.9)
         twin = compile(model, always())
         run = with_compiler(twin) if compiled else twin
         first = model[0].weight_mask.clone()

@@ -13,6 +13,7 @@ from sparse_lib.execution.backend import backend, compile
 from sparse_lib.flops.ledger import Ledger
 from sparse_lib.flops.model import count, rigl_mean_step
 from tests.sparse_lib import tiny_models
+from tests.sparse_lib.algorithm_cases import driven
 
 B, T = 3, 16
 MODELS = {
@@ -118,10 +119,8 @@ def test_rigl_mean_step_emerges_from_a_schedule():
     """Every tenth step of RigL needs the dense weight gradient: delta T is 9."""
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     run = compile(model, backend("skip", crossover=0))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     algorithm = RigL(sparsity=0.75, update={"freq": 10, "stop": 1000}, drop_fraction=0.3, seed=0)
-    algorithm.apply(model)
-    algorithm.apply(optimizer)
+    optimizer = driven(algorithm, model)
     flops = count(model, batch_size=5)
     steps = []
     for _ in range(30):
