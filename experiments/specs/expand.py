@@ -60,6 +60,8 @@ def _resolve_shares(value: Any, recipe: tasks.Recipe, key: str) -> Any:
             share = math.nan
         if not (math.isfinite(share) and share >= 0):
             raise SpecError(f"{key} is {value!r}, but a share of the run reads like 75%")
+        if key in ("sparsity", "backward_sparsity", "drop_fraction"):
+            raise SpecError(f"{key} is {value!r}, a share of the run's steps; write {share:g}")
         return max(1, math.floor(share * recipe.steps + 0.5))
     return value
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from experiments import tasks
@@ -46,11 +46,15 @@ def find_run(run_id: str) -> Run:
     prefix = run_id.split("__")[0]
     scales: list[Scale] = [scale for scale in SCALES if scale == prefix]
     known = known_runs(*scales)
-    if run_id not in known:
-        for error in broken_studies(*scales).values():
-            raise error  # the run may be one of its study
+    _raise_broken(run_id, known, *scales)
     check_choice("run", run_id, known, RUNS_OF.format(*scales, "SCALE"))
     return known[run_id]
+
+
+def _raise_broken(name: str, known: Collection[str], *scales: Scale) -> None:
+    """Raise what is wrong with a study, if none of the sound ones has the name."""
+    for error in broken_studies(*scales).values() if name not in known else ():
+        raise error
 
 
 def _but_for_seed(run: Run) -> tuple[Any, ...]:
@@ -106,6 +110,7 @@ def rerun_command(ids: Iterable[str]) -> str:
 def find_data(label: str) -> tuple[str, tasks.Data]:
     """Task and data of a folder of ``resources/data``, as the studies ask for it."""
     known = {run.data_label: run.spec for run in known_runs().values()}
+    _raise_broken(label, known)
     check_choice("data", label, known)
     return known[label].task, known[label].data
 

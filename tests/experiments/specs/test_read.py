@@ -58,6 +58,8 @@ def edit(key: str, value, phases=two_phases):
             (lambda s, share=share: rigl(s)["update"].update(stop=share), [f"stop is '{share}'"])
             for share in ("inf%", "nan%", "-5%", "1e999%")
         ],
+        (lambda s: rigl(s).update(sparsity="80%"), ["sparsity is '80%'", "write 0.8"]),
+        (lambda s: rigl(s).update(drop_fraction="30%"), ["drop_fraction is '30%'", "write 0.3"]),
         (lambda s: recipe(s).update(learning_rate=float("inf")), ["finite"]),
         (lambda s: recipe(s).update(learning_rate=float("nan")), ["finite"]),
         (lambda s: recipe(s).update(steps=5), ["the plan sets it"]),
