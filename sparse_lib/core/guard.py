@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from sparse_lib.core.codes import Codes
 from sparse_lib.masks import shards
@@ -393,6 +394,20 @@ class MaskGuard:
         state["param"].__dict__.pop(_WANTS_DENSE, None)
         self._install(state["param"])
         self._know(state.get("mask"))
+
+
+def _settle_assigned(module: nn.Module, name: str, param: nn.Parameter) -> None:
+    """Mask a parameter that is assigned to the place of a masked one; a hook of all modules."""
+    guard = guards(module).get(name)
+    mask = module._buffers.get(mask_name(name))
+    if guard is None or mask is None or param is None or param.shape != mask.shape:
+        return
+    if param.device == mask.device and not param.is_meta and not param.is_inference():
+        if shards.is_sharded(param) == shards.is_sharded(mask):
+            guard.select(param)
+
+
+register_module_parameter_registration_hook(_settle_assigned)
 
 
 def _state_of(param: Tensor) -> tuple[int, ...]:

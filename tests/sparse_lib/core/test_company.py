@@ -221,7 +221,10 @@ def test_a_weight_of_another_shape_is_refused_until_sparsity_is_applied_again():
 def test_a_weight_that_was_replaced_is_masked_and_told_if_the_optimizer_does_not_hold_it():
     model, algorithm = network(), sl.RigL(0.5, update=2, seed=0)
     optimizer = driven(algorithm, model, torch.optim.SGD, 0.1)
-    model[0].weight = nn.Parameter(torch.randn(16, 8))
+    new = torch.randn(16, 8)
+    model[0].weight = nn.Parameter(new.clone())
+    expected = torch.eye(8) @ (new * model[0].weight_mask).T + model[0].bias
+    torch.testing.assert_close(model[0](torch.eye(8)), expected)
     with pytest.warns(UserWarning, match=r"does not hold '0\.weight'"):
         train(model, optimizer)
     assert is_masked(model)
