@@ -30,7 +30,7 @@ from sparse_lib.masks.shapers import (
     OutputGroupScoreShaper,
     ScoreFlattener,
 )
-from sparse_lib.schedules import LONG, Constant, Cubic, Polynomial
+from sparse_lib.schedules import LONG, Constant, Cubic, Cycling, Polynomial
 
 _BY_SHAPE = ScoreFlattener | OutputGroupScoreShaper | InputGroupScoreShaper | NMScoreShaper
 #: Schedules that end at a value and stay there.
@@ -269,9 +269,14 @@ def unreached(algorithm: SparsityAlgorithm | Group, num_steps: int) -> list[str]
         return []
     notes = []
     for schedule in algorithm.sparsity.schedules:
-        if not isinstance(schedule, _ENDING):
+        if isinstance(schedule, Cycling) and not schedule.repeat:
+            used = sum(map(algorithm.is_update_step, range(num_steps + 1)))
+            ends = schedule.values[:used][-1], schedule.values[-1]
+        elif isinstance(schedule, _ENDING):
+            ends = schedule(last), schedule(LONG)
+        else:
             continue
-        reached, end = (min(max(schedule(step), 0.0), 1.0) for step in (last, LONG))
+        reached, end = (min(max(level, 0.0), 1.0) for level in ends)
         if abs(end - reached) >= 0.01:
             notes.append(
                 f"{name} is at a sparsity of {reached:.2f} {place}, and its schedule goes on to "

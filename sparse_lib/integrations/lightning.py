@@ -34,7 +34,7 @@ class SparsityCallback(Callback):
         self.algorithm = common.as_algorithm(config)
         self.log = log
         self._filters = ", ".join(_filters(config))
-        self._logged_at = 0
+        self._logged_at = self._foreseen = 0
 
     @property
     def state_key(self) -> str:
@@ -58,8 +58,8 @@ class SparsityCallback(Callback):
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Enforce the masks in the optimizer's steps; warn if they do not reach their targets."""
         steps = trainer.estimated_stepping_batches
-        if 0 < steps < float("inf"):
-            common.warn_of_unreached(self.algorithm, int(steps))
+        self._foreseen = int(steps) if steps < float("inf") else 0
+        common.warn_of_unreached(self.algorithm, self._foreseen)
         if self.algorithm.drives_optimizer:
             return
         for optimizer in trainer.optimizers:
@@ -81,7 +81,12 @@ class SparsityCallback(Callback):
 
     @torch.no_grad()
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """Mask the weights that a callback for averaging left in the module."""
+        """Mask the weights that a callback for averaging left in the module.
+
+        With other steps than foreseen, as by manual optimization, it warns as `on_fit_start`.
+        """
+        if self.algorithm.step != self._foreseen:
+            common.warn_of_unreached(self.algorithm, self.algorithm.step)
         for sparse in self.algorithm.sparse_params.values():
             sparse.guard.select_weight()
 

@@ -168,6 +168,10 @@ CUBIC |= {"sparsity_start_step": 0, "sparsity_end_step": 500}
         ({"sparsity": 0.5, "param_filter": "embed_tokens*"}, ["embed_tokens.weight", "embedding"]),
         ({"sparsity": 0.99, "param_filter": "up.weight"}, ["up.weight keeps 10 weights"]),
         ({"algorithm": "set", "sparsity": 0.5, "update": 1001}, ["SET changes no mask in 1000"]),
+        (
+            {"algorithm": "gmp", "sparsity": [0.2, 0.5, 0.6, 0.9], "update": 400},
+            ["0.60 after", "step 800 of 1000", "0.90"],
+        ),
         ({"algorithm": "set", "sparsity": 0.5, "update": 1000}, []),
         ({"algorithm": "static", "sparsity": {"up.weigth": 0.9, "*": 0.5}}, ["'up.weigth'"]),
         *[

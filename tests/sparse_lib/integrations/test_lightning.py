@@ -143,6 +143,22 @@ def test_targets_beyond_the_end_are_told_before_training(tmp_path):
         fit(tmp_path, callback, max_steps=3)
 
 
+def test_targets_that_a_loop_by_hand_misses_are_told_after_training():
+    class EverySecond(Module):
+        automatic_optimization = False
+
+        def training_step(self, batch, index):
+            self.manual_backward(self.net(batch).square().mean())
+            if index % 2:
+                self.optimizers().step()
+
+    rising = {"type": "polynomial", "init": 0.0, "final": 0.8, "start": 0, "stop": 8, "power": 1}
+    callback = SparsityCallback({"algorithm": "gmp", "sparsity": rising})
+    trainer = pl.Trainer(accelerator="cpu", max_epochs=1, callbacks=[callback], **QUIET)
+    with pytest.warns(UserWarning, match="at a sparsity of 0.40 .* at step 4 of 4, .* to 0.80"):
+        trainer.fit(EverySecond(), DataLoader(torch.randn(8, 12)))
+
+
 class TwoNetworks(pl.LightningModule):
     """Two networks with an optimizer each, trained by hand, as a GAN is."""
 
