@@ -226,6 +226,8 @@ class SparsityAlgorithm(Applied):
                     with self.making_mask_of(sparse):
                         mask = self.initial_mask(sparse, targets[sparse.name])
                     sparse.check_directions(mask)
+                elif (shaper := self._shaper_of(sparse)) and not sparse.mask.is_meta:
+                    shaper.check_mask(sparse.name, shards.whole(sparse.mask))
                 found.append((targets[sparse.name], mask))
         return found
 

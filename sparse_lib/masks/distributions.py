@@ -18,7 +18,7 @@ from torch import Tensor
 from sparse_lib.checks import check_finite, check_fraction, closest
 from sparse_lib.masks.counts import num_nonzero, num_true
 from sparse_lib.masks.init import SCORED, score_of
-from sparse_lib.masks.makers import make_masks_global_topk
+from sparse_lib.masks.makers import make_masks_global_topk, visible_magnitude
 from sparse_lib.rules import Rules, rules_of
 
 Shapes = Mapping[str, Sequence[int]]
@@ -93,7 +93,7 @@ def global_(
     An algorithm's ``distribution="global"`` ranks so whatever its own criterion is.
     """
     check_fraction(sparsity, "sparsity")
-    ranked = scores or {name: weight.detach().abs() for name, weight in weights.items()}
+    ranked = scores or {n: visible_magnitude(weight) for n, weight in weights.items()}
     masks = make_masks_global_topk(ranked, sparsity)
     return {
         name: 1.0 - num_true(mask) / mask.numel() if mask.numel() else float(sparsity)

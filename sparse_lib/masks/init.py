@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparse_lib.checks import closest
 from sparse_lib.masks import shards
-from sparse_lib.masks.makers import make_mask_topk_sparsity, random_score
+from sparse_lib.masks.makers import make_mask_topk_sparsity, random_score, visible_magnitude
 from sparse_lib.masks.shapers import OutputGroupScoreShaper, ScoreShaper
 from sparse_lib.rules import Rules, rules_of
 
@@ -143,7 +143,7 @@ def score_of(param: Tensor, method: str) -> Tensor:
 
 
 def _magnitude(param: Tensor, generator: torch.Generator | None) -> Tensor:
-    return param.detach().abs()
+    return visible_magnitude(param)
 
 
 def _kept_score(param: Tensor, generator: torch.Generator | None, method: str) -> Tensor:

@@ -48,6 +48,9 @@ class ScoreShaper(ABC):
     def check_shape(self, shape: Sequence[int]) -> None:  # noqa: B027 (most tensors have pools)
         """Raise ValueError where weights of a shape have no such pools; by default all have."""
 
+    def check_mask(self, name: str, mask: Tensor) -> None:  # noqa: B027 (most masks will do)
+        """Raise ValueError where a mask that a weight has already is none of these pools."""
+
     def count(self, sparsity: float, pool: int, *, compat: str | Rules | None = None) -> int:
         """Number kept in each pool of ``pool`` elements."""
         rules = rules_of(compat)
@@ -196,6 +199,14 @@ class NMScoreShaper(_LayerShaper):
     def count(self, sparsity: float, pool: int, *, compat: str | Rules | None = None) -> int:
         rules = rules_of(compat)
         return min(self.n, rules.count(sparsity, pool))
+
+    def check_mask(self, name: str, mask: Tensor) -> None:
+        self.check_shape(mask.shape)
+        if bool((self(mask)[0].sum(-1) > self.n).any()):
+            raise ValueError(
+                f"{name!r} has a mask already, which is not {self.n}:{self.m}; to keep its zeros, "
+                "call sparse_lib.finalize(model) and give init_method='from_zeros'"
+            )
 
     def __repr__(self) -> str:
         return f"NMScoreShaper(n={self.n}, m={self.m})"

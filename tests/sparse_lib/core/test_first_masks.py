@@ -1,5 +1,7 @@
 """First masks: of pruned models, by functions of users, and of tensors without elements."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -92,8 +94,22 @@ def test_a_second_algorithm_on_masks_says_how_to_go_on_from_the_zeros():
     )
     with pytest.raises(ValueError, match=said):
         second.apply(model)
+    third = sl.GMP(0.5, score_shaper="2:4")
+    sl.keep_zeros(unowned := pruned()).detach()
+    with pytest.raises(ValueError, match=r"already, which is not 2:4; .*finalize\(model\)"):
+        third.apply(unowned)
     sl.finalize(model)
     zeros = [param == 0 for param in model.parameters()]
     second.apply(model)
     for zero, sparse in zip(zeros, second.sparse_params.values(), strict=True):
         assert torch.equal(sparse.mask, ~zero)
+
+
+@pytest.mark.parametrize("settings", [{}, {"distribution": "global"}])
+def test_weights_that_are_nan_stay_for_the_loss_to_show(settings):
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    with torch.no_grad():
+        model[0].weight[3, 1:6] = math.nan
+    sl.Static(0.5, "topk", **settings).apply(model)
+    assert model[0].weight_mask[3, 1:6].all() and model(torch.ones(1, 8)).isnan().all()
+    assert sum(int(layer.weight_mask.sum()) for layer in model) == 64
