@@ -143,7 +143,7 @@ def test_targets_beyond_the_end_are_told_before_training(tmp_path):
         fit(tmp_path, callback, max_steps=3)
 
 
-def test_targets_that_a_loop_by_hand_misses_are_told_after_training():
+def test_targets_that_a_loop_by_hand_misses_are_told_after_training(tmp_path):
     class EverySecond(Module):
         automatic_optimization = False
 
@@ -154,7 +154,8 @@ def test_targets_that_a_loop_by_hand_misses_are_told_after_training():
 
     rising = {"type": "polynomial", "init": 0.0, "final": 0.8, "start": 0, "stop": 8, "power": 1}
     callback = SparsityCallback({"algorithm": "gmp", "sparsity": rising})
-    trainer = pl.Trainer(accelerator="cpu", max_epochs=1, callbacks=[callback], **QUIET)
+    options = {"max_epochs": 1, "default_root_dir": tmp_path} | QUIET
+    trainer = pl.Trainer(accelerator="cpu", callbacks=[callback], **options)
     with pytest.warns(UserWarning, match="at a sparsity of 0.40 .* at step 4 of 4, .* to 0.80"):
         trainer.fit(EverySecond(), DataLoader(torch.randn(8, 12)))
 
