@@ -38,8 +38,8 @@ def make_model(seed=0):
     return tiny_models.llama(vocab_size=24, hidden_size=16, intermediate_size=24)
 
 
-def make_mixtral():
-    torch.manual_seed(0)
+def make_mixtral(seed=0):
+    torch.manual_seed(seed)
     return tiny_models.mixtral(vocab_size=24, hidden_size=16, intermediate_size=32)
 
 
