@@ -113,7 +113,7 @@ def _flat(states: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _inside(held: Any) -> dict[Any, Any]:
-    """What a state holds that is no tensor; of an object its tensors and lists."""
+    """The entries of a dict or list, or the tensors and lists of an object; else nothing."""
     if isinstance(held, dict | list):
         return held if isinstance(held, dict) else dict(enumerate(held))
     own = getattr(held, "__dict__", {})
