@@ -26,8 +26,7 @@ PERPLEXITY = Outcome(
     metric="perplexity", split="validation", unit="perplexity", better="lower", noun="perplexity"
 )
 COLUMNS = "panel budget method sparsity masks flops gain low high seeds".split()
-MARKS = {0.5: "^", 0.75: "D", 0.9: "v"}
-COLORS = {0.5: "#117733", 0.75: FAMILIES["wide"][1], 0.9: "#AA4499"}
+LOOKS = {0.5: ("^", "#117733"), 0.75: ("D", FAMILIES["wide"][1]), 0.9: ("v", "#AA4499")}
 
 
 def outcome(records: pd.DataFrame) -> Outcome:
@@ -132,8 +131,8 @@ def _by_flops(axes: Axes, table: pd.DataFrame, lengths: pd.DataFrame, found: Out
         is_dense = row.method.startswith("larger")
         if not is_dense and "rigl" not in row.method and "iso" not in row.method and len(table) > 6:
             continue
-        color = "#7F7F7F" if is_dense else FAMILIES["wide"][1]
-        label = row.method if is_dense else _level(row.sparsity, row.masks)
+        mark, color = ("o", "#7F7F7F") if is_dense else _look(row.sparsity)
+        label = row.method if is_dense else _level(row.masks)
         label += f", {row.budget:g} epochs" if found is ACCURACY else ""
         axes.errorbar(
             row.flops * (1.0 if is_dense else 1.035 ** len(shown)),
@@ -141,12 +140,13 @@ def _by_flops(axes: Axes, table: pd.DataFrame, lengths: pd.DataFrame, found: Out
             yerr=[[row.gain - row.low], [row.high - row.gain]],
             capsize=2,
             color=color,
-            marker="o" if is_dense else MARKS.get(row.sparsity, "s"),
+            marker=mark,
             label=None if label in shown else label,
         )
         shown.add(label)
     trail = lengths[lengths["sparsity"] == 0.75].sort_values("budget")
-    name = f"75%, {trail['budget'].min():g} (pale) to {trail['budget'].max():g} epochs"
+    epochs = f"{trail['budget'].min():g} (pale) to {trail['budget'].max():g} epochs"
+    name = f"{_level(trail['masks'].mean())}, {epochs}"
     for index, row in enumerate(trail.itertuples()):
         axes.plot(
             row.flops / 1.08,
@@ -169,21 +169,27 @@ def _by_flops(axes: Axes, table: pd.DataFrame, lengths: pd.DataFrame, found: Out
     axes.set_title("Gain by FLOPs")
 
 
-def _level(sparsity: float, masks: float) -> str:
-    return f"{100 * sparsity:.0f}%, masks {100 * masks:.0f}%"
+def _level(masks: float) -> str:
+    return f"masks {100 * masks:.0f}% sparse"
+
+
+def _look(sparsity: float) -> tuple[str, str]:
+    """Marker and colour of the nearest level."""
+    return LOOKS[min(LOOKS, key=lambda level: abs(level - sparsity))]
 
 
 def _by_length(axes: Axes, lengths: pd.DataFrame) -> None:
-    for index, (level, own) in enumerate(lengths.groupby("sparsity")):
-        own = own.sort_values("budget")
+    for index, level in enumerate(sorted(lengths["sparsity"].unique())):
+        own = lengths[lengths["sparsity"] == level].sort_values("budget")
+        mark, color = _look(level)
         axes.errorbar(
             own["budget"] * 1.03**index,
             own["gain"],
             yerr=[own["gain"] - own["low"], own["high"] - own["gain"]],
-            marker=MARKS.get(level, "s"),
-            color=COLORS.get(level, INK),
+            marker=mark,
+            color=color,
             capsize=2,
-            label=_level(level, own["masks"].mean()),
+            label=_level(own["masks"].mean()),
         )
     axes.set_xscale("log", base=2)
     budgets = sorted(lengths["budget"].unique())
