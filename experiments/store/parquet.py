@@ -197,8 +197,11 @@ def _arrow(
     import pyarrow.parquet as pq
 
     chosen = None if runs is None else [("run", "in", list(runs))]
+    needed = columns or ("run", "nulls")
     try:
-        found = pq.read_table(path, filters=chosen, columns=columns)
+        if absent := [name for name in needed if name not in pq.read_schema(path).names]:
+            raise ValueError(f"it lacks the column {absent[0]!r}")
+        return pq.read_table(path, filters=chosen, columns=columns)
     except FileNotFoundError:
         cure = (
             f"`git checkout -- {path.parent}` restores it"
@@ -209,16 +212,9 @@ def _arrow(
     except (pa.ArrowException, OSError, ValueError) as error:
         said = " ".join(str(error).rpartition("': ")[2].split())[:200]
         raise UserError(
-            f"{path} is no readable Parquet file ({said}); `git checkout -- {path.parent}` "
+            f"{path} is no table of records ({said}); `git checkout -- {path.parent}` "
             "restores a committed one"
         ) from None
-    needed = columns or ("run", "nulls")
-    if absent := [name for name in needed if name not in found.column_names]:
-        raise UserError(
-            f"{path} has no column {absent[0]!r}: it is no table that `keep` wrote; "
-            f"`git checkout -- {path.parent}` restores the committed one"
-        )
-    return found
 
 
 def _rows(path: Path, runs: Collection[str] | None) -> list[Row]:
