@@ -34,14 +34,15 @@ def algorithm_name(key: str) -> str:
 
 
 def _looks() -> dict[str, tuple[str, str]]:
-    """Label to colour and marker; settings chosen after a study had run share a colour."""
+    """Label to colour and marker; settings of one method share a colour."""
     looks = {label: (color, marker) for label, color, marker in ALGORITHMS.values()}
     for family, (title, color) in FAMILIES.items():
         for algorithm, (label, _, marker) in ALGORITHMS.items():
             own = WIDE_COLORS.get(algorithm, color) if family == "wide" else color
             looks[f"{title} {label}"] = (own, marker)
-    looks |= {f"{label}, retuned": (color, "*") for label, (color, _) in looks.items()}
-    return looks | {"Dense control": (INK, "X"), "Sparse-Wide iso": ("#AA3377", ">")}
+    for suffix, marker in {"retuned": "*", "rare updates": "<"}.items():
+        looks |= {f"{label}, {suffix}": (color, marker) for label, (color, _) in looks.items()}
+    return looks | {"Dense, same steps": (INK, "X"), "Sparse-Wide iso": ("#AA3377", ">")}
 
 
 LOOKS = _looks()

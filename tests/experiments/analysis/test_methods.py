@@ -103,7 +103,7 @@ def test_every_mean_line_has_markers():
 
 def test_committed_studies_keep_their_names_and_looks():
     looks = Methods(planned_study(load_study("sparsity_library"), "small"))
-    names = {"dense-control": "Dense control", "set-retuned": "SET, retuned", "rigl95": "RigL"}
+    names = {"dense-control": "Dense, same steps", "set-retuned": "SET, retuned", "rigl95": "RigL"}
     assert {key: looks[key].name for key in names} == names
     assert looks["set-retuned"].color == looks["set"].color and looks["set-retuned"].marker == "*"
     assert looks["rigl95"].color == "#0072B2"
