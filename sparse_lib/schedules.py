@@ -52,7 +52,31 @@ _MOST_SAMPLES = 1001
 LONG = 10**12  # steps, more than any run has
 
 
-class HyperParameterSchedule(ABC):
+class _Described:
+    """Text of a schedule's settings: its public attributes, without those that change."""
+
+    STATE: ClassVar[tuple[str, ...]] = ()
+
+    def _state_names(self) -> tuple[str, ...]:
+        return tuple(self.STATE)
+
+    def described(self) -> str | None:
+        """The schedule as text without its state; None for functions, and for classes of users."""
+        is_own = type(self).__module__.startswith("sparse_lib.")
+        if not is_own or any(map(callable, vars(self).values())):
+            return None
+        return self._as_text(without=self._state_names())
+
+    def _as_text(self, without: Sequence[str] = ()) -> str:
+        names = [name for name in vars(self) if name[0] != "_" and name not in without]
+        settings = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        return f"{type(self).__name__}({settings})"
+
+    def __repr__(self) -> str:
+        return self._as_text()
+
+
+class HyperParameterSchedule(_Described, ABC):
     """A value that depends on the step. Subclasses implement `compute`.
 
     Subclasses are found in configs by their lower-cased class name and by ``TYPE``. One with
@@ -69,14 +93,15 @@ class HyperParameterSchedule(ABC):
     """
 
     TYPE: ClassVar[str | None] = None
-    STATE: ClassVar[tuple[str, ...]] = ()
     registry: ClassVar[dict[str, type[HyperParameterSchedule]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if inspect.isabstract(cls):
             return
-        for name in (cls.__name__, cls.__dict__.get("TYPE")):
+        if "TYPE" not in cls.__dict__:
+            cls.TYPE = cls.__name__.lower()
+        for name in (cls.__name__, cls.TYPE):
             if name and not name.startswith("_"):
                 HyperParameterSchedule.registry[name.lower()] = cls
 
@@ -97,7 +122,7 @@ class HyperParameterSchedule(ABC):
             raise ValueError(f"{self!r} gave NaN at step {step}")
         return number
 
-    def update(self, is_update_step: bool) -> None:  # noqa: B027 (most schedules have no state)
+    def update(self, is_update_step: bool) -> None:
         """Advance the state; called once at the end of each step."""
 
     def get_min_max_end(self, begin: int, end: int) -> tuple[float, float, float]:
@@ -111,9 +136,6 @@ class HyperParameterSchedule(ABC):
         """Steps that reach the extremes; here a sweep, since nothing is known of the function."""
         stride = max(1, math.ceil((end - begin) / (_MOST_SAMPLES - 1)))
         return [*range(begin, end, stride), end]
-
-    def _state_names(self) -> tuple[str, ...]:
-        return tuple(self.STATE)
 
     def state_dict(self) -> dict[str, Any]:
         """State to save; empty for functions of the step alone."""
@@ -130,24 +152,6 @@ class HyperParameterSchedule(ABC):
         for name in expected:
             setattr(self, name, copy.deepcopy(state[name]))
 
-    def described(self) -> str | None:
-        """The schedule as text without its state; None for functions, and for classes of users."""
-        known = {name: value for name, value in vars(self).items() if name[0] != "_"}
-        known = {name: value for name, value in known.items() if name not in self._state_names()}
-        if not type(self).__module__.startswith("sparse_lib.") or any(
-            map(callable, known.values())
-        ):
-            return None
-        return repr(known["value"]) if set(known) == {"value"} else _as_text(self, known)
-
-    def __repr__(self) -> str:
-        return _as_text(self, {n: value for n, value in vars(self).items() if n[0] != "_"})
-
-
-def _as_text(schedule: Any, settings: Mapping[str, Any]) -> str:
-    shown = ", ".join(f"{name}={value!r}" for name, value in settings.items())
-    return f"{type(schedule).__name__}({shown})"
-
 
 class _Monotone(HyperParameterSchedule):
     def _samples(self, begin: int, end: int) -> list[int]:
@@ -157,19 +161,18 @@ class _Monotone(HyperParameterSchedule):
 class Constant(_Monotone):
     """``y(t) = value``, any finite number."""
 
-    TYPE = "constant"
-
     def __init__(self, value: float) -> None:
         self.value = check_finite(value, "value")
 
     def compute(self, step: int) -> float:
         return self.value
 
+    def described(self) -> str | None:
+        return super().described() and repr(self.value)
+
 
 class Linear(_Monotone):
     """``y(t) = init + slope * t``."""
-
-    TYPE = "linear"
 
     def __init__(self, init: float, slope: float) -> None:
         self.init, self.slope = check_finite(init, "init"), check_finite(slope, "slope")
@@ -181,8 +184,6 @@ class Linear(_Monotone):
 class Exp(_Monotone):
     """``y(t) = final + (init - final) * exp(gamma * t)``: to ``final``, if gamma is below 0."""
 
-    TYPE = "exp"
-
     def __init__(self, init: float, gamma: float, final: float = 1.0) -> None:
         self.init, self.gamma = check_finite(init, "init"), check_finite(gamma, "gamma")
         self.final = check_finite(final, "final")
@@ -193,8 +194,6 @@ class Exp(_Monotone):
 
 class Power(_Monotone):
     """``y(t) = init * beta**t``, with ``beta`` of at least 0."""
-
-    TYPE = "power"
 
     def __init__(self, init: float, beta: float) -> None:
         self.init, self.beta = check_finite(init, "init"), check_finite(beta, "beta")
@@ -213,8 +212,6 @@ class Polynomial(_Monotone):
     prune", 2017, equation 1, where the power is 3.)
     """
 
-    TYPE = "polynomial"
-
     def __init__(
         self, init: float, final: float, start: int, stop: int, power: float = 3.0
     ) -> None:
@@ -226,8 +223,7 @@ class Polynomial(_Monotone):
             raise ValueError(f"power must be above 0, not {power!r}")
 
     def compute(self, step: int) -> float:
-        progress = _progress(step, self.start, self.stop)
-        return _decay(self.init, self.final, progress, self.power)
+        return _decay(self.init, self.final, step, self.start, self.stop, self.power)
 
 
 class Cubic(_Monotone):
@@ -240,8 +236,6 @@ class Cubic(_Monotone):
     k)``. Without, it is smooth: ``x = (t - t0) / (t1 - t0)``. If both ends share an interval, it
     jumps there.
     """
-
-    TYPE = "cubic"
 
     def __init__(
         self,
@@ -257,16 +251,14 @@ class Cubic(_Monotone):
         self.sparsity_end_step = check_integer(
             sparsity_end_step, "sparsity_end_step", self.sparsity_start_step
         )
-        every = prune_every_k_steps
-        if every is not None:
-            every = check_integer(every, "prune_every_k_steps", 1)
-        self.prune_every_k_steps = every
+        self.prune_every_k_steps = prune_every_k_steps
+        if prune_every_k_steps is not None:
+            self.prune_every_k_steps = check_integer(prune_every_k_steps, "prune_every_k_steps", 1)
 
     def compute(self, step: int) -> float:
-        interval = self.prune_every_k_steps or 1
-        ends = self.sparsity_start_step // interval, self.sparsity_end_step // interval
-        progress = _progress(int(step) // interval, *ends)
-        return _decay(self.init_sparsity, self.end_sparsity, progress, 3)
+        times = int(step), self.sparsity_start_step, self.sparsity_end_step
+        intervals = (time // (self.prune_every_k_steps or 1) for time in times)
+        return _decay(self.init_sparsity, self.end_sparsity, *intervals, power=3)
 
 
 class Cosine(HyperParameterSchedule):
@@ -275,8 +267,6 @@ class Cosine(HyperParameterSchedule):
     After ``half_period`` steps it stays at ``minimum``, so that a drop fraction really anneals to
     it; with ``compat="cstorch-2.10"`` it comes back up.
     """
-
-    TYPE = "cosine"
 
     def __init__(
         self, init: float, half_period: float, minimum: float = 0.0, compat: Any = None
@@ -305,7 +295,6 @@ class Cycling(HyperParameterSchedule):
     without ``repeat``, stays.
     """
 
-    TYPE = "cycling"
     STATE = ("index",)
 
     def __init__(self, values: Sequence[float], repeat: bool = True) -> None:
@@ -338,8 +327,6 @@ class Cycling(HyperParameterSchedule):
 class Periodic(HyperParameterSchedule):
     """``y(t) = values[(t // period) % len(values)]``: a list over fixed spans of steps."""
 
-    TYPE = "periodic"
-
     def __init__(self, values: Sequence[float], period: int) -> None:
         self.values = Cycling(values).values
         self.period = check_integer(period, "period", 1)
@@ -355,8 +342,6 @@ class Periodic(HyperParameterSchedule):
 
 class Lambda(HyperParameterSchedule):
     """``y(t) = fn(t)``, or ``fn(t, is_update_step)`` if ``fn`` needs two arguments."""
-
-    TYPE = "lambda"
 
     def __init__(self, fn: Callable[..., float]) -> None:
         if not callable(fn):
@@ -389,23 +374,18 @@ def _num_required(fn: Callable[..., Any]) -> int:
     return sum(p.kind in positional and p.default is p.empty for p in parameters)
 
 
-def _progress(step: float, start: float, stop: float) -> float:
+def _decay(
+    init: float, final: float, step: float, start: float, stop: float, power: float
+) -> float:
     if step >= stop:
-        return 1.0
+        return final
     if step <= start:
-        return 0.0
-    return (step - start) / (stop - start)
+        return init
+    value = final + (init - final) * (1 - (step - start) / (stop - start)) ** power
+    return min(max(value, min(init, final)), max(init, final))  # rounding might leave the interval
 
 
-def _decay(init: float, final: float, progress: float, power: float) -> float:
-    # Rounding must not leave the interval, nor miss its ends.
-    value = final + (init - final) * (1 - progress) ** power
-    if progress == 0.0:
-        value = init
-    return min(max(value, min(init, final)), max(init, final))
-
-
-class UpdateSchedule(ABC):
+class UpdateSchedule(_Described, ABC):
     """Says at which steps masks are updated; a function of the step alone."""
 
     @abstractmethod
@@ -415,14 +395,6 @@ class UpdateSchedule(ABC):
     def __call__(self, step: int) -> bool:
         """Same as `is_update_step`."""
         return self.is_update_step(step)
-
-    def described(self) -> str | None:
-        """The schedule as text; None for functions, and for classes of users."""
-        is_own = type(self).__module__.startswith("sparse_lib.")
-        return repr(self) if is_own and "fn" not in vars(self) else None
-
-    def __repr__(self) -> str:
-        return _as_text(self, vars(self))
 
 
 class FreqSchedule(UpdateSchedule):
@@ -506,7 +478,7 @@ def make_hyperparameter_schedule(
         # One with state must not advance in two algorithms at once.
         return copy.deepcopy(spec) if spec.STATE else spec
     if isinstance(spec, Mapping):
-        return _schedule_from_dict(spec, key, rules)
+        return _from_type(spec, key, rules)
     if isinstance(spec, (list, tuple)):
         values = [check_fraction(value, f"{key}[{i}]") for i, value in enumerate(spec)]
         return build(Cycling, {"values": values, "repeat": rules.lists_repeat}, key)
@@ -521,7 +493,7 @@ def make_hyperparameter_schedule(
     return Constant(check_fraction(spec, key))
 
 
-def _schedule_from_dict(spec: Mapping[str, Any], key: str, rules: Rules) -> HyperParameterSchedule:
+def _from_type(spec: Mapping[str, Any], key: str, rules: Rules) -> HyperParameterSchedule:
     arguments = dict(spec)
     name = arguments.pop("type", None)
     known = HyperParameterSchedule.registry

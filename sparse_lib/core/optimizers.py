@@ -139,6 +139,8 @@ def _is_of_a_dimension(optimizer: Optimizer, key: str, state: Any) -> bool:
     known: dict[str, bool] = optimizer.__dict__.setdefault(_OF_DIMENSIONS, {})
     if not _is_square(state, stacked=True):
         return known.get(key, False)
+    if key not in known and not state.any():
+        return False  # of zeros there is nothing to tell, nor to leave alone
     if key not in known:
         flat = [(p, _flat(s)) for p, s in optimizer.state.items() if isinstance(p, Tensor)]
         states = [(p, s[key]) for p, s in flat if isinstance(s.get(key), Tensor)]
