@@ -10,9 +10,6 @@ RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 # Two workers; the tests of a file share what its fixtures made, slow files come first.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
-# Kills of `make soak`.
-KILLS ?= 100
-
 .PHONY: help setup reproduce smoke test soak gpu check format lint types docs lock clean
 
 help:
@@ -42,10 +39,9 @@ smoke: reproduce
 test: setup
 	$(RUN) $(BIN)/python -m pytest $(WORKERS) --durations=20 --durations-min=1
 
-## make soak        kill 100 processes (KILLS=) and each kind of a cluster's job, mask on four ranks: half an hour
+## make soak        masks on four ranks, beside those on two
 soak: setup
-	$(RUN) $(BIN)/python -m tests.workflow.running --kills $(KILLS)
-	$(RUN) SOAK=1 $(BIN)/python -m pytest tests/cluster tests/sparse_lib/core/test_distributed.py
+	$(RUN) SOAK=1 $(BIN)/python -m pytest tests/sparse_lib/core/test_distributed.py
 
 ## make gpu         masks and speed of sparse training on a GPU, in five minutes (without one, CPU twins)
 gpu: setup

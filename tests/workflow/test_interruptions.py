@@ -1,4 +1,4 @@
-"""After a kill, the same command finishes with the same bits; `make soak` kills at random."""
+"""After a kill, the same command finishes with the same bits."""
 
 import os
 import shutil
