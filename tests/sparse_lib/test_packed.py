@@ -224,43 +224,6 @@ def small(bias=True):
 SOURCE = torch.randn(5, 16, generator=torch.Generator().manual_seed(1))
 
 
-def test_hooks_of_a_layer_stay_and_new_ones_outlive_unpacking():
-    model, seen = small(), []
-    model[0].register_forward_hook(lambda *_: seen.append("forward"))
-    model[0].register_forward_pre_hook(lambda *_: seen.append("before"))
-    model[0].register_full_backward_hook(lambda *_: seen.append("backward"))
-    pack(model)
-    model[0].register_forward_hook(lambda *_: seen.append("later"))
-    model(SOURCE.clone().requires_grad_()).sum().backward()
-    assert seen == ["before", "forward", "later", "backward"]
-    unpack(model)
-    seen.clear()
-    model(SOURCE.clone().requires_grad_()).sum().backward()
-    assert seen == ["before", "forward", "later", "backward"]
-
-
-def test_an_average_of_buffers_or_a_cast_leaves_masks_alone():
-    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-
-    model = small()
-    pack(model)
-    average = AveragedModel(model, use_buffers=True, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    for _ in range(3):
-        average.update_parameters(model)
-    assert torch.equal(average.module[0].mask, model[0].mask)
-    torch.testing.assert_close(average(SOURCE), model(SOURCE))
-    assert torch.equal(copy.deepcopy(model).half().float()[0].mask, model[0].mask)
-
-
-def test_a_default_device_reaches_no_memory_of_the_kernels():
-    model = small()
-    expected = compile(copy.deepcopy(model), always())(SOURCE)
-    pack(model)
-    with torch.device("meta"):
-        found = model(SOURCE)
-    assert torch.equal(found, expected)
-
-
 @pytest.mark.parametrize("fused", (False, True))
 def test_states_that_were_saved_in_the_other_form_are_one_sentence(fused):
     def trained(packs):
@@ -280,16 +243,6 @@ def test_states_that_were_saved_in_the_other_form_are_one_sentence(fused):
     unpack(model, optimizer)
     with pytest.raises(ValueError, match="loaded before pack"):
         optimizer.load_state_dict(states)
-
-
-def test_a_packed_layer_in_two_places_is_unpacked_once():
-    model = small()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    pack(model, optimizer)
-    model.add_module("again", model[0])
-    assert unpack(model, optimizer) == ["0.weight", "2.weight"]
-    assert model.again is model[0]
-    assert any(p is model[0].weight for p in optimizer.param_groups[0]["params"])
 
 
 @pytest.mark.parametrize("skips", [True, False])
@@ -452,19 +405,3 @@ def test_frozen_weights_need_no_optimizer_and_twins_are_made_afterwards():
         twin(SOURCE)
     with torch.inference_mode(), pytest.raises(ValueError, match="inference_mode"):
         unpack(model)
-
-
-def test_lbfgs_goes_on_with_the_packed_weights():
-    model = small()
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = model(SOURCE).square().mean()
-        loss.backward()
-        return loss
-
-    pack(model, optimizer)
-    before = model[0].values.detach().clone()
-    optimizer.step(closure)
-    assert not torch.equal(model[0].values, before)

@@ -11,12 +11,10 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-import sparse_lib as sl
 from sparse_lib.execution import kernels
 from sparse_lib.execution.backend import backend, compile
 from sparse_lib.execution.costs import COSTS_VARIABLE, Costs, worth_skipping
 from sparse_lib.flops.ledger import Ledger
-from tests.sparse_lib import tiny_models
 
 TOLERANCE = 1e-5
 
@@ -162,16 +160,6 @@ def test_the_processor_decides_what_is_worth_skipping(lanes, processor, level, m
     assert worth_skipping(512, 512, 0.1, costs=Costs(1, 1, 1))
 
 
-@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
-@pytest.mark.parametrize("sizes", ((0, 5), (5, 0)))
-def test_empty_layers_compute_what_torch_does(sizes):
-    layer = nn.Linear(*sizes)
-    add_mask(layer, 0.5)
-    source = torch.ones(3, sizes[0])
-    for value, truth in zip(step(compile(layer, always()), source), step(layer, source)):
-        assert torch.equal(value, truth)
-
-
 def masked_model():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 24), nn.ReLU(), nn.Linear(24, 16))
@@ -207,21 +195,6 @@ def test_traces_are_right_for_inputs_they_have_not_seen(name, execution):
     expected = model(second)
     result = TRACES[name](compile(model, always(execution)), first)(second)
     assert relative_error(result, expected) < TOLERANCE
-
-
-@pytest.mark.parametrize("execution", ("skip", "dense"))
-def test_functional_gradients_equal_those_of_autograd(execution):
-    model, source = masked_model(), torch.randn(5, 32)
-    model(source).square().sum().backward()
-    twin = compile(model, always(execution))
-
-    def loss(parameters):
-        return torch.func.functional_call(twin, parameters, (source,)).square().sum()
-
-    gradients = torch.func.grad(loss)({k: p.detach() for k, p in twin.named_parameters()})
-    for name, parameter in model.named_parameters():
-        mask = getattr(model[int(name[0])], "weight_mask", None) if "weight" in name else True
-        assert relative_error(gradients[name], parameter.grad * mask) < TOLERANCE
 
 
 class Tied(nn.Module):
@@ -427,34 +400,6 @@ def test_worth_skipping_grows_with_sparsity_and_size():
         first.append(levels[worth.index(True)] if any(worth) else 1.0)
     assert first == sorted(first, reverse=True) and first[0] == 1.0
     assert 0.2 < first[-1] < first[-2] < 0.45
-
-
-@pytest.mark.parametrize(
-    ("make", "blocks"),
-    ((tiny_models.gpt2, "*.h.*"), (tiny_models.llama, "*.layers.*")),
-    ids=("gpt2", "llama"),
-)
-def test_language_models_train_alike(make, blocks):
-    """Under RigL, so that masks move and dense gradients are asked for in between."""
-    torch.manual_seed(0)
-    losses, first = [], make()
-    tokens = torch.randint(0, 11, (3, 16), generator=torch.Generator().manual_seed(1))
-    for execution in ("skip", "dense"):
-        model = copy.deepcopy(first)
-        group = sl.Group({blocks: sl.RigL(0.8, {"freq": 2}, drop_fraction=0.3, seed=0)})
-        group.apply(model)
-        runner = compile(model, always(execution))
-        optimizer = torch.optim.AdamW(runner.parameters(), lr=1e-2)
-        group.apply(optimizer)
-        for _ in range(6):
-            loss = runner(input_ids=tokens, labels=tokens).loss
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-    assert losses[:6] == pytest.approx(losses[6:], rel=1e-4) and losses[5] < losses[0]
-    shape = runner.generate(tokens[:, :4], max_new_tokens=3, do_sample=False).shape
-    assert shape == (3, 7)
 
 
 @pytest.mark.parametrize("name", ("linear", "conv1d", "3x3"))

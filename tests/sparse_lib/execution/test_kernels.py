@@ -122,15 +122,6 @@ def test_batches_of_any_size_are_right_and_leave_each_token_alone(tokens, lanes)
     assert relative_error(part[2], expected) < TOLERANCE
 
 
-def test_strided_rows(lanes):
-    torch.manual_seed(3)
-    mask, weight = random_mask(11, 13, 0.5), torch.randn(11, 13)
-    wide = torch.randn(40, 29)
-    target = torch.zeros(40, 11)
-    Structure(mask, lanes=lanes).multiply(weight, rows_view(wide[:, 5:18]), rows_view(target))
-    assert relative_error(target, wide[:, 5:18] @ (weight * mask).T) < TOLERANCE
-
-
 CONVOLUTIONS = [
     {"kernel": (1, 1)},
     {"kernel": (3, 3), "padding": (1, 1)},

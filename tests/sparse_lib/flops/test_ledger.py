@@ -135,11 +135,3 @@ def test_rigl_mean_step_emerges_from_a_schedule():
     assert steps.count(3 * sparse) == 27
     mean = rigl_mean_step(sparse, flops.forward(), 9)
     assert sum(steps) / len(steps) == pytest.approx(mean, rel=1e-12)
-
-
-def test_kept_activations_by_hand():
-    """Per block: inputs of attention and its output (1 + 1 widths), queries, keys and values (3),
-    inputs of the feed-forward layers (1 + 4); then the head's input."""
-    model = MODELS["gpt2"]()
-    flops = count(model, batch_size=B, sequence_length=T)
-    assert sum(layer.num_kept for layer in flops.layers) == B * T * 8 * (2 * 10 + 1)

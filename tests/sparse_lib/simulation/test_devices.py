@@ -3,14 +3,12 @@
 import sys
 
 import pytest
-from torch import nn
 
 from sparse_lib.simulation import devices
 from sparse_lib.simulation.devices import SPECS
 from sparse_lib.simulation.devices.cs2 import MATMUL_SPEEDUP
 from sparse_lib.simulation.host import probe_host
 from sparse_lib.simulation.spec import sparse_overhead, validate_overhead
-from sparse_lib.simulation.timing import simulate
 
 
 def test_overhead_of_half_the_points_predicts_the_others():
@@ -63,14 +61,6 @@ def add_device(folder, monkeypatch, name, label="Toy", color="#123456"):
     monkeypatch.setattr(devices, "__path__", [*devices.__path__, str(folder)])
     monkeypatch.delitem(sys.modules, f"{devices.__name__}.{name}", raising=False)
     return devices.discover()
-
-
-def test_one_file_adds_a_device(tmp_path, monkeypatch):
-    found = add_device(tmp_path, monkeypatch, "toy")
-    assert list(found) == ["toy", *SPECS] and found["toy"].label == "Toy"
-    monkeypatch.setitem(SPECS, "toy", found["toy"])
-    step = simulate(nn.Linear(64, 64), "toy", batch_size=8)
-    assert step.device.color == "#123456" and step.step_s > 0
 
 
 @pytest.mark.parametrize(

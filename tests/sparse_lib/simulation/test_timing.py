@@ -62,13 +62,6 @@ def test_csr_bytes_by_hand():
     assert weight_csr_bytes(model, {"0.weight": 0.9}) == 100 * 4 + 11 * 4 + 20
 
 
-def test_what_was_never_measured_is_labelled():
-    sizes = {"batch_size": 1, "sequence_length": 8}
-    for s, label in ((0.9, "simulated"), (0.95, "simulated (extrapolated beyond 90%)")):
-        step = simulate(gpt(), "cs2", sparsity=s, **sizes)
-        assert step.record()["label"] == label
-
-
 def test_activation_memory_of_a_gpt_by_hand():
     """Per block: 10 times the width; the embedding's output is the first block's input."""
     batch, length, layers, width = 4, 128, 2, 64
