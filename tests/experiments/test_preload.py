@@ -1,7 +1,6 @@
 """Commands that are handed over do what they do by themselves, and end as they end there."""
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -104,23 +103,3 @@ def test_a_job_ends_with_its_caller_and_outlives_its_server(server, who):
             assert process.wait(timeout=60) == 128 + signal.SIGTERM
         psutil.wait_procs([fork], timeout=60)
         assert not fork.is_running() or fork.status() == psutil.STATUS_ZOMBIE
-
-
-def test_a_caller_that_is_interrupted_at_once_leaves_no_traceback(tmp_path):
-    where = f"sparse-test-{os.getpid()}"
-    environment = {**os.environ, preload.ADDRESS: where}
-    settings = [environment.get(name) for name in preload.READ_AT_IMPORT]
-    origin = [sys.executable, sys.version, str(ROOT), preload.__file__, settings]
-    job = {"arguments": WRONG, "environment": environment, "origin": origin}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    command = [sys.executable, "-m", "experiments.preload", "smoke"]
-    with (tmp_path / "said").open("w") as said:
-        server = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=said, **pipes)
-    assert server.stdout.readline()
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect("\0" + where)
-        socket.send_fds(connection, [b"\0"], [0, 1, 2])
-        connection.sendall(json.dumps(job).encode() + b"\n")
-    server.stdin.close()
-    assert server.wait(timeout=60) == 0
-    assert (tmp_path / "said").read_text() == ""

@@ -173,6 +173,7 @@ ERK = {"type": "erk"}
         (of(update="2%"), "update.*'2%'.*not known here"),
         (of(update={"freq": 1, "start": 9, "stop": 3}), "stop"),
         (of("static", score_shaper="2:x"), "score_shaper.*'2:x'"),
+        (of("rigl", score_shaper="2:4", balance_in_groups=4), "score_shaper.*balance_in_groups"),
         (of("static", init_method="tpk"), "topk"),
         (of("static", distribution={"0.*": 2}), r"distribution.*'0.\*'.*0 and 1.*2"),
         (of("static", distribution=ERK | {"first": 2}), "distribution.first.*2"),

@@ -21,7 +21,7 @@ WAYS = ["together", *(["cuda"] if torch.cuda.is_available() else [])]
 def masks_over_updates(name, model, device):
     """The masks after each of six steps whose gradients come from a CPU generator."""
     model = copy.deepcopy(model).to(device)
-    algorithm = Case(algorithm_classes()[name]).make()
+    algorithm = Case(algorithm_classes()[name]).make([0.3, 0.8, 0.4])  # by more than drops free
     optimizer = driven(algorithm, model, lr=0.0, momentum=0.9)
     found = []
     for step in range(6):

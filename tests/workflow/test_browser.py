@@ -1,8 +1,6 @@
 """The pages in headless Chromium: offline, readable on a phone and in both themes, no dead link."""
 
 import shutil
-from pathlib import Path
-from urllib.parse import unquote, urldefrag, urlparse
 
 import pytest
 
@@ -58,27 +56,6 @@ class Visit:
 
     def __exit__(self, *_):
         self.context.close()
-
-
-def test_links_resolve(browser, pages):
-    ids: dict[str, set[str]] = {}
-    links: dict[Path, set[str]] = {}
-    with Visit(browser, pages[0]) as (page, problems):
-        for path in pages:
-            page.goto(path.as_uri())
-            ids[path.as_uri()] = set(
-                page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
-            )
-            links[path] = set(page.evaluate("[...document.links].map(a => a.href)"))
-        assert problems == []
-    for path in pages:
-        for link in links[path]:
-            target, fragment = urldefrag(link)
-            if target.startswith("https:"):
-                continue  # a source
-            assert target.startswith("file:"), link
-            assert Path(unquote(urlparse(target).path)).is_file(), link
-            assert not fragment or unquote(fragment) in ids.get(target, [unquote(fragment)]), link
 
 
 WCAG = ["wcag2a", "wcag2aa"]

@@ -123,15 +123,6 @@ def test_a_figure_grows_with_the_names_of_its_lines(number, grows):
     assert (figure.get_figheight() > before) == grows
 
 
-def test_a_figure_without_data_is_as_tall_as_its_sentences():
-    figure, axes = style.panels(2)
-    full = figure.get_figheight()
-    style.say_empty(axes[0], "Nothing here.")
-    assert figure.get_figheight() == full
-    style.say_empty(axes[1], "Nor here.")
-    assert figure.get_figheight() < full / 2
-
-
 def test_the_font_size_of_a_sheet_scales_the_sizes_it_leaves_and_titles_stay_inside(tmp_path):
     (own := tmp_path / "my.mplstyle").write_text("font.size: 19\naxes.labelsize: 6\n")
     with style.sheet(own, width=3.3):

@@ -1,13 +1,8 @@
 """Names and looks come from the facts of a study, whatever its methods are called."""
 
-from itertools import combinations
-
 import matplotlib
-import numpy as np
-import pytest
-from matplotlib.colors import to_rgb
 
-from experiments.analysis import figures, methods, style
+from experiments.analysis import figures, style
 from experiments.analysis.methods import Methods
 from experiments.specs.lookup import planned_study
 from experiments.specs.planned import NO_STUDY
@@ -15,27 +10,6 @@ from experiments.specs.read import load_study
 from experiments.specs.run import Transform
 from experiments.specs.schema import Method, Start
 from tests.experiments.analysis import synthetic
-
-# Machado, Oliveira and Fernandes (2009), full severity: what people without one cone type see.
-DEFICIENCIES = {
-    "none": np.eye(3),
-    "protan": [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]],
-    "deutan": [[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]],
-    "tritan": [[1.2555, -0.0767, -0.1788], [-0.0784, 0.9308, 0.1476], [0.0047, 0.6914, 0.3039]],
-}
-
-
-def lab(color, deficiency):
-    """CIE L*a*b* of a colour, D65."""
-    rgb = np.array(to_rgb(color))
-    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    linear = np.clip(np.array(DEFICIENCIES[deficiency]) @ linear, 0, 1)
-    to_xyz = np.array(
-        [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
-    )
-    xyz = to_xyz @ linear / to_xyz.sum(axis=1)
-    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
-    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
 def looks_of(**own):
@@ -49,15 +23,6 @@ def looks_of(**own):
 
 def masks(algorithm, **settings):
     return {"sparsity": {"algorithm": algorithm}, **settings}
-
-
-@pytest.mark.parametrize("deficiency", DEFICIENCIES)
-def test_twelve_new_colors_differ_from_each_other_and_from_the_known_ones(deficiency):
-    known = [color for _, color, _ in methods.ALGORITHMS.values()]
-    assert len(methods.SPARE_COLORS) == 12
-    for color, other in combinations([*methods.SPARE_COLORS, *known], 2):
-        if color in methods.SPARE_COLORS:
-            assert np.linalg.norm(lab(color, deficiency) - lab(other, deficiency)) > 12
 
 
 def test_twelve_unknown_methods_look_different():

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments.cli import plan
 from experiments.cli.app import main
 from experiments.errors import UserError
 from experiments.evaluation import model
@@ -262,16 +261,6 @@ def test_the_plan_of_one_study_says_what_all_leave_of_the_budget(call, monkeypat
     assert text.endswith(
         f"{everything:8.0f}  of all studies, whose budget is {everything - 7:,}, over it by 7\n"
     )
-
-
-def test_the_plan_marks_costs_of_runs_whose_committed_record_has_other_settings(call, monkeypatch):
-    entries, runs = reference.entries(), all_runs("quick")
-    run, twin = [n for n in runs if n in entries and entries[n].spec_hash == runs[n].spec_hash][:2]
-    kept = entries[run]._replace(spec_hash="of half of the tokens")
-    monkeypatch.setattr(plan, "entries", lambda: {**entries, run: kept})
-    lines = {line.split()[1]: line for line in call("plan", "--scale", "quick")[1].splitlines()}
-    assert lines[run].endswith("; declared, and the committed run has other settings)")
-    assert "declared" not in lines[twin]
 
 
 def test_the_plan_of_what_is_missing_leaves_out_committed_runs(place, call):

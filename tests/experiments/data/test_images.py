@@ -51,16 +51,6 @@ def test_no_font_is_in_two_splits_and_their_files_are_hashed(prepared):
     assert set(meta["versions"]) == {"freetype", "matplotlib", "numpy"}
 
 
-def test_every_font_draws_every_class_differently():
-    folder = rendering.font_folder()
-    for font in [name for names in glyphs.FONTS.values() for name in names]:
-        drawn = rendering.draw_font(folder / font, glyphs.CLASSES)
-        assert all(20 < ink.sum() < 1000 for ink in drawn)
-        assert len({ink.tobytes() for ink in drawn}) == len(glyphs.CLASSES) == 47
-    with pytest.raises(ValueError, match="cmr10.ttf has no 'ж'"):
-        rendering.draw_font(folder / "cmr10.ttf", ["a", "ж"])
-
-
 CIFAR = {"image": "img", "label": "fine_label"}
 
 
@@ -79,19 +69,6 @@ def test_cifar_does_not_depend_on_the_order_of_the_mirror(tmp_path):
     labels = np.concatenate([opened.split(s).labels for s in ("train", "validation")])
     got = {image.tobytes(): label for image, label in zip(seen, labels, strict=True)}
     assert got == expected
-
-
-def test_an_image_dataset_is_one_declaration(tmp_path):
-    options = {"image": "img", "num_classes": 10, "order": range(100)}
-    pixels = write_images(tmp_path, "uoft-cs/cifar10", "plain_text", **options)
-    meta = data.prepare("cifar10", out=tmp_path / "out", num_images=50, mirror=tmp_path)
-    assert meta["num_images"] == {"train": 50, "validation": 10, "test": 100}
-    assert len(meta["classes"]) == 10 and meta["num_channels"] == 3
-    assert _size(meta) == data.get("cifar10").size
-    test = data.load(tmp_path / "out").split("test")
-    expected = {image.tobytes(): i % 10 for i, image in enumerate(pixels.transpose(0, 3, 1, 2))}
-    assert {p.tobytes(): n for p, n in zip(test.pixels, test.labels, strict=True)} == expected
-    data.verify(tmp_path / "out")
 
 
 def test_published_validation_images_are_taken_and_a_test_split_may_be_absent(tmp_path):

@@ -15,12 +15,12 @@ from experiments.models import _transform as transforms
 from experiments.models import mobilenet_v2, resnet
 from experiments.specs.expand import make_spec
 from experiments.specs.read import load_study
-from experiments.specs.run import FirstPhase, RunSpec
+from experiments.specs.run import RunSpec
 from experiments.tasks import vision
 from sparse_lib import ift
 from sparse_lib.flops.model import count
 from tests.experiments.specs.edit import edited
-from tests.experiments.training.short import run_training, weights, with_and_without_interruptions
+from tests.experiments.training.short import with_and_without_interruptions
 
 WIDTHS = {"basic": [64, 128, 256, 512], "bottleneck": [256, 512, 1024, 2048]}
 TINY = {"depths": [1, 1], "hidden_sizes": [4, 8], "embedding_size": 4}
@@ -195,6 +195,8 @@ def test_learning_rates_of_both_schedules(glyphs):
     cosine = vision.Task(spec(steps=200), glyphs)
     rates = [cosine.learning_rate(step) for step in (0, 100, 200)]
     assert rates == pytest.approx([0.1, 0.05, 0.0])
+    with pytest.raises(ValueError, match="schedule is 'step', but a recipe with stable has no"):
+        spec(stable={"warmup_steps": 4, "decay": 0.25}, schedule="step")
 
 
 def test_steps_are_epochs_over_batches():
@@ -299,34 +301,6 @@ def test_an_interrupted_run_ends_with_the_same_bits(method, glyphs, tmp_path, mo
     record, _ = with_and_without_interruptions(chosen, glyphs, tmp_path, monkeypatch, steps=(3, 7))
     assert 0 <= record["final"]["validation_accuracy"] < 1 and record["final"]["images"] == 88
     assert record["flops"]["executed"] < record["flops"]["dense_equivalent"]
-
-
-def test_a_rate_may_stay_and_decay(glyphs):
-    stable = {"warmup_steps": 4, "decay": 0.25}
-    task = vision.Task(spec(steps=24, stable=stable), glyphs)
-    rates = [task.learning_rate(step) for step in range(24)]
-    assert rates[:4] == pytest.approx([0.025, 0.05, 0.075, 0.1])
-    assert set(rates[4:18]) == {0.1} and rates[23] == pytest.approx(0.1 / 7)
-    with pytest.raises(ValueError, match="schedule is 'step', but a recipe with stable has no"):
-        spec(stable=stable, schedule="step")
-
-
-def test_a_wide_run_that_continues_ends_as_one_by_itself(glyphs, tmp_path):
-    def stable(steps, decay, keep=(), **changes):
-        recipe = {"warmup_steps": 2, "decay": decay, "keep": keep}
-        masks = {"algorithm": "rigl", "seed": 0, "update": {"freq": 3, "stop": 9}}
-        masks |= {"drop_fraction": 0.3}
-        own = spec(steps=steps, stable=recipe)
-        wide = {"family": "wide", "sparsity": 0.5}
-        return edited(own, lambda value: value.update(sparsity=masks, transform=wide, **changes))
-
-    whole, trunk = stable(12, 0.25), stable(11, 0.0, keep=(9,), id="trunk")
-    run_training(whole, glyphs, tmp_path / "alone")
-    run_training(trunk, glyphs, tmp_path / "trunk")
-    start = FirstPhase(run="trunk", spec_hash=trunk.hash, densify=False, step=9)
-    branch = whole.model_copy(update={"starts_from": start})
-    run_training(branch, glyphs, tmp_path / "branch", first=tmp_path / "trunk" / "out" / "model")
-    assert weights(tmp_path / "branch") == weights(tmp_path / "alone")
 
 
 @pytest.mark.slow

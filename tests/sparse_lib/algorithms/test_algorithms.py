@@ -118,34 +118,6 @@ def test_gmp_keeps_the_largest():
     assert torch.equal(model.weight_mask, mask(1, 5))
 
 
-@pytest.mark.parametrize("base", [SET, RigL])
-@pytest.mark.parametrize(
-    ("spec", "values"),
-    [
-        (
-            {"type": "cosine", "init": 0.5, "half_period": 6},
-            [0.25 * (1 + math.cos(math.pi * t / 6)) for t in range(1, 7)] + [0.0, 0.0],
-        ),
-        ([0.4, 0.2, 0.1], [0.2] + [0.1] * 7),
-    ],
-)
-def test_a_drop_fraction_anneals(base, spec, values):
-    seen = []
-
-    class Watching(base):
-        in_registry = False
-
-        def update_mask(self, p, mask, sparsity):
-            seen.append(self.drop_fraction)
-            return super().update_mask(p, mask, sparsity)
-
-    algorithm = Watching(0.5, 1, drop_fraction=spec)
-    model = nn.Sequential(nn.Linear(12, 6, bias=False))
-    optimizer = driven(algorithm, model)
-    train(model, optimizer, 8)
-    assert seen == pytest.approx(values, abs=1e-12)
-
-
 @pytest.mark.parametrize(
     ("settings", "shape", "message"),
     [

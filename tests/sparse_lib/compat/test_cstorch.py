@@ -64,16 +64,6 @@ def test_a_script_for_static_sparsity(kind, compile_first):
     assert all(torch.equal(before[n], s.mask) for n, s in sparsity.sparse_params.items())
 
 
-def test_a_group_of_two_algorithms():
-    static = cstorch.sparse.Static(sparsity=0.3)
-    dynamic = cstorch.sparse.SET(sparsity=0.9, update={"freq": 1000}, drop_fraction=0.3)
-    sparsity = cstorch.sparse.Group({"fc1.*": static, "fc2.*": dynamic})
-    trained(sparsity, 3)
-    first, second = dict.fromkeys(("fc1.weight", "fc1.bias"), 0.3), ("fc2.weight", "fc2.bias")
-    assert sparsities(sparsity) == first | dict.fromkeys(second, 0.9)
-    assert [a.step for a in sparsity] == [3, 3] and dynamic.num_updates == 0
-
-
 class ShiftMasks(cstorch.sparse.SparsityAlgorithm):
     """An algorithm with settings of its own and the one abstract method."""
 

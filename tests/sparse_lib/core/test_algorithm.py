@@ -1,8 +1,6 @@
 """Behaviour of SparsityAlgorithm."""
 
-import gc
 import warnings
-import weakref
 
 import pytest
 import torch
@@ -13,7 +11,6 @@ from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.set import SET
 from sparse_lib.algorithms.static import Static
 from sparse_lib.core.algorithm import SparsityAlgorithm
-from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
 from sparse_lib.schedules import Constant
 from tests.sparse_lib.algorithm_cases import (
@@ -99,32 +96,6 @@ def test_misuse_is_one_sentence():
     assert "no parameter" in str(caught[0].message)
 
 
-def test_a_new_optimizer_after_the_old_one_is_gone():
-    algorithm = RigL(0.5, update=1)
-    model, optimizer = applied(algorithm)
-    train(model, optimizer, 2)
-    del optimizer
-    gc.collect()
-    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-    algorithm.apply(optimizer)
-    train(model, optimizer, 2, after=lambda: assert_enforced(algorithm, optimizer))
-    assert algorithm.step == algorithm.num_updates == 4
-
-
-def test_a_dropped_algorithm_is_freed_and_lets_its_masks_go_on():
-    algorithm = RigL(0.5, update=1)
-    model, optimizer = applied(algorithm)
-    train(model, optimizer, 1)
-    reference = weakref.ref(algorithm)
-    optimizer._optimizer_step_pre_hooks.clear()
-    optimizer._optimizer_step_post_hooks.clear()
-    del algorithm
-    gc.collect()
-    assert reference() is None  # though it was waiting for the next dense gradient
-    train(model, optimizer, 2)
-    assert not model[0].weight.detach()[~model[0].weight_mask].any()
-
-
 @pytest.mark.parametrize("spec", [0.5, [0.5], {"type": "constant", "value": 0.5}, Constant(0.5)])
 def test_an_algorithm_of_update_alone_takes_sparsity_in_every_form(spec):
     class Frozen(SparsityAlgorithm):
@@ -140,13 +111,6 @@ def test_an_algorithm_of_update_alone_takes_sparsity_in_every_form(spec):
     assert int(model[0].weight_mask.sum()) == 96
 
 
-@pytest.mark.parametrize(("sparsity", "count"), [(0, 192), (0.5, 96), (1, 0)])
-def test_static_masks_up_to_both_ends(sparsity, count):
-    model, optimizer = applied(Static(sparsity))
-    train(model, optimizer, 2)
-    assert int(model[0].weight_mask.sum()) == int(model[0].weight.count_nonzero()) == count
-
-
 def test_a_new_sparsity_holds_from_the_next_update_on():
     algorithm = SET({"0.*": 0.25, "*": 0.5}, 1)
     model, optimizer = applied(algorithm)
@@ -155,53 +119,6 @@ def test_a_new_sparsity_holds_from_the_next_update_on():
     algorithm.sparsity = {model[0].weight: 0.75, "*": 0.5}
     train(model, optimizer, 1)
     assert int(model[0].weight_mask.sum()) == 48
-
-
-def test_masks_are_made_from_updated_weights_at_the_step_of_the_optimizer():
-    seen = []
-
-    class Watch(DynamicSparsityAlgorithm):
-        in_registry = False
-
-        def update_mask(self, p, mask, sparsity):
-            seen.append((self.step, float(p.sum()), sparsity, torch.is_grad_enabled()))
-            return mask
-
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.constant_(model.weight, 1.0)
-    _, optimizer = applied(Watch(sparsity=lambda step: step / 100, update={"freq": 2}), model, 0.25)
-    for _ in range(4):
-        model.weight.grad = torch.ones(1, 1)
-        optimizer.state.clear()  # no momentum
-        optimizer.step()
-    assert seen == [(2, 0.5, 0.02, False), (4, 0.0, 0.04, False)]
-
-
-def test_a_list_of_sparsities_stays_at_its_last_and_hooks_report_it():
-    algorithm = GMP([0.25, 0.5], update={"freq": 2}, init_method="topk")
-    model, optimizer = applied(algorithm)
-    levels, targets = [], []
-    algorithm.register_target_sparsity_hook(lambda a, name, target: targets.append(target))
-    algorithm.register_computed_sparsity_hook(
-        lambda a, name, level: levels.append(level) if name == "0.weight" else None
-    )
-    train(model, optimizer, 8)
-    assert levels == targets == [0.25] + [0.5] * 7
-
-
-@pytest.mark.parametrize("cls", [torch.optim.Adam, torch.optim.NAdam, torch.optim.Adadelta])
-def test_scalars_of_the_optimizer_are_no_masked_states(cls):
-    model = nn.ParameterDict({"scale": nn.Parameter(torch.tensor(2.0))})
-    algorithm = Static(1.0)
-    algorithm.apply(model)
-    optimizer = cls(model.parameters())
-    algorithm.apply(optimizer)
-    for count in (1, 2):
-        (model["scale"] * 3).backward()
-        optimizer.step()
-        state = optimizer.state[model["scale"]]
-        assert state["step"] == count and float(model["scale"].detach()) == 0.0
-        assert cls is not torch.optim.NAdam or float(state["mu_product"]) > 0
 
 
 @pytest.mark.parametrize(

@@ -80,24 +80,6 @@ def test_frozen_parameters_need_no_optimizer_and_groups_may_come_later():
 
 
 @pytest.mark.parametrize("make", ALGORITHMS.values(), ids=ALGORITHMS)
-def test_a_failed_apply_leaves_nothing_half_applied(make):
-    class Broken(torch.optim.SGD):
-        def register_step_post_hook(self, hook):
-            raise AttributeError("no post hooks here")
-
-    model, algorithm = network(), make()
-    algorithm.apply(model)
-    broken = Broken(model.parameters(), lr=0.1)
-    with pytest.raises(TypeError, match="a whole torch optimizer; Broken: no post hooks here"):
-        algorithm.apply(broken)
-    assert not broken._optimizer_step_pre_hooks and not algorithm.drives_optimizer
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    algorithm.apply(optimizer)
-    train(model, optimizer)
-    assert algorithm.step == 3
-
-
-@pytest.mark.parametrize("make", ALGORITHMS.values(), ids=ALGORITHMS)
 @pytest.mark.parametrize("prepared_first", [True, False])
 def test_accelerate_trains_as_torch_does(make, prepared_first):
     accelerate = pytest.importorskip("accelerate")
@@ -176,19 +158,6 @@ def test_a_copy_of_model_algorithm_and_optimizer_trains_as_the_original(make, du
     changed = any(name.endswith("mask") and not torch.equal(after[name], before[name])
                   for name in after)  # fmt: skip
     assert changed and is_masked(twin)
-
-
-def test_an_optimizer_of_replaced_modules_is_told_so():
-    model, algorithm = network(), sl.RigL(0.5, seed=0)
-    algorithm.apply(model)
-    model[0], model[2] = nn.Linear(8, 16), nn.Linear(16, 8)
-    with pytest.raises(
-        ValueError, match=r"module or weight of '0\.weight' and 3 more was replaced"
-    ):
-        algorithm.apply(torch.optim.SGD(model.parameters(), lr=0.1))
-    algorithm.apply(model)
-    algorithm.apply(torch.optim.SGD(model.parameters(), lr=0.1))
-    assert is_masked(model) and algorithm.sparse_params["2.weight"].module is model[2]
 
 
 def test_a_block_that_was_replaced_is_refused_and_one_that_was_wrapped_goes_on():

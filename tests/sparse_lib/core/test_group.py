@@ -15,7 +15,6 @@ from sparse_lib.algorithms.static import Static
 from sparse_lib.configure import configure
 from sparse_lib.core.group import Group
 from tests.sparse_lib.algorithm_cases import (
-    assert_enforced,
     assert_equal,
     driven,
     make_model,
@@ -63,19 +62,6 @@ def test_groups_are_extended_and_hooks_reach_every_member():
         ("target", "0.bias*"): 0.9,
         ("actual", "0.bias"): 0.0,  # what is there, not what was asked for
     }
-
-
-def test_training_and_state():
-    model, group = make_model(), make_group()
-    optimizer = driven(group, model, torch.optim.AdamW, 0.1)
-    train(model, optimizer, 1)
-    assert group.needs_dense_gradient
-    train(model, optimizer, 4, after=lambda: assert_enforced(group, optimizer))
-    assert [a.step for a in group] == [5, 5, 5]
-    other = make_group()
-    other.apply(make_model())
-    other.load_state_dict(group.state_dict())
-    assert other.step == 5 and other[2].num_updates == 2
 
 
 def test_one_optimizer_step_is_skipped_for_all_members():

@@ -20,30 +20,6 @@ def applied(model, algorithm):
     return optimizer
 
 
-class OwnModule(nn.Module):
-    """A model that calls a part of itself ``module``."""
-
-    def __init__(self):
-        super().__init__()
-        self.module = nn.Linear(8, 8, bias=False)
-        self.weight = nn.Parameter(torch.ones(8, 8))
-
-
-@pytest.mark.parametrize("layout", ["dense", "masks", "nan", "bitmask"])
-def test_a_part_called_module_keeps_its_name(layout, tmp_path):
-    model = OwnModule()
-    sl.Static(0.5, seed=0).apply(model)
-    state = sl.checkpoint.export_dense(model)
-    assert set(state) == {"module.weight", "weight"}
-    for name, tensor in state.items():
-        assert torch.equal(tensor, model.get_parameter(name))
-    assert set(sl.checkpoint.masks_of(model)) == {"module.weight", "weight"}
-    path = sl.checkpoint.export_safetensors(model, tmp_path / "model.safetensors", layout=layout)
-    fresh = OwnModule()
-    sl.checkpoint.load_checkpoint(fresh, sl.checkpoint.read_safetensors(path)[0])
-    assert torch.equal(fresh.module.weight, model.module.weight)
-
-
 def test_an_average_of_weights_alone_is_not_cut_by_its_old_mask():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8, bias=False))
@@ -89,29 +65,6 @@ def test_functional_calls_leave_the_tensors_they_are_given():
     assert model.weight.grad is not None
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        sl.SET(0.5, update=1, seed=0),
-        sl.RigL(0.5, update=1, seed=0, grown_init="normal"),
-        sl.RigL(0.5, update=1, seed=0, grown_init="uniform"),
-    ],
-)
-def test_masks_do_not_depend_on_the_default_device(algorithm):
-    twin = copy.deepcopy(algorithm)
-    torch.manual_seed(0)
-    model, inputs = nn.Linear(8, 8), torch.randn(16, 8)
-    other = copy.deepcopy(model)
-    trained(other, applied(other, twin), 2, inputs)
-    optimizer = applied(model, algorithm)
-    for _ in range(2):
-        optimizer.zero_grad()
-        model(inputs).square().mean().backward()
-        with torch.device("meta"):  # stands for a default device that is not the model's
-            optimizer.step()
-    assert torch.equal(model.weight, other.weight)
-
-
 def test_manual_updates_take_the_next_value_of_a_list():
     model = nn.Linear(16, 16, bias=False)
     algorithm = sl.GMP([0.125, 0.25, 0.5, 0.75], update=1, seed=0, init_method="topk")
@@ -155,11 +108,6 @@ def test_finalize_leaves_nothing_behind():
     assert vars(model[0]).keys() == vars(fresh[0]).keys()
     sl.Static(0.5, seed=1).apply(model)
     assert float((model[0].weight == 0).float().mean()) >= 0.5
-
-
-def test_score_shaper_and_balance_are_not_both_taken():
-    with pytest.raises(ValueError, match="score_shaper.*balance_in_groups"):
-        sl.RigL(0.5, score_shaper="2:4", balance_in_groups=4)
 
 
 def test_another_optimizer_can_take_over():
@@ -220,15 +168,6 @@ def test_weights_tied_after_apply(make):
     with pytest.raises(RuntimeError, match=said):
         algorithm.apply(optimizer)
     assert not algorithm.drives_optimizer
-
-
-@pytest.mark.parametrize("distribution", ["er", "erk"])
-def test_a_scalar_counts_as_one_weight(distribution):
-    shapes = {"scale": (), "fc": (10, 10)}
-    found = getattr(sl.masks.distributions, distribution)(shapes, 0.5)
-    assert found["scale"] == 0.0  # its share, (1 / 1), is beyond dense
-    assert round((1 - found["fc"]) * 100) == 50  # of 101 weights 51 are kept
-    assert getattr(sl.masks.distributions, distribution)({"scale": ()}, 0.0) == {"scale": 0.0}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparse_lib.compat.rules import CSTORCH
-from sparse_lib.configure import configure
 from sparse_lib.masks.counts import num_nonzero
 from sparse_lib.masks.init import INIT_METHODS, make_init_method
 from sparse_lib.masks.makers import generator
@@ -69,21 +68,6 @@ def test_snip_by_hand():
         make_init_method("snip")(param, 0.5)
     param.grad = torch.tensor([4.0, 3.0, 1.0, 0.0])
     assert make_init_method("snip")(param, 0.5).tolist() == [True, True, False, False]
-
-
-def test_snip_ranks_over_all_layers():
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
-    model(torch.randn(5, 6)).pow(2).sum().backward()
-    layers = {"0.weight": model[0], "2.weight": model[2]}
-    score = {name: (layer.weight * layer.weight.grad).abs() for name, layer in layers.items()}
-    threshold = torch.cat([s.flatten() for s in score.values()]).topk(18).values.min()
-    config = {"sparsity": 0.75, "init_method": "snip", "distribution": "snip"}
-    configure({**config, "param_filter": "*weight"}).apply(model)
-    for name, layer in layers.items():
-        assert torch.equal(layer.weight_mask, score[name] >= threshold)
-    with pytest.raises(ValueError, match="needs gradients"):
-        configure(config).apply(torch.nn.ModuleDict({"x": torch.nn.Linear(2, 2)}))
 
 
 def test_users_functions():

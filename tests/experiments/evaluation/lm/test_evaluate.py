@@ -299,39 +299,6 @@ def test_a_damaged_mirror_is_one_sentence(model_dir, data_dir, suite, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-RIDDLES = """
-from experiments.data.base import Dataset, OwnTest, Texts
-
-CONFIG = {"output_type": "generate_until", "generation_kwargs": {"max_gen_toks": 4},
-          "doc_to_text": "{{question}}", "doc_to_target": "{{answer}}",
-          "metric_list": [{"metric": "exact_match"}]}
-
-def read(source):
-    test = OwnTest([{"question": n, "answer": "the mask"} for n in range(2)], CONFIG)
-    texts = dict.fromkeys(("train", "validation", "test"), ["The mask drops weights."] * 9)
-    return Texts(texts, tests={"riddles": test})
-
-DATASETS = (Dataset("riddles", "none", "here", "alike", read),)
-"""
-
-
-def test_a_dataset_with_tests_of_its_own_is_one_file(model_dir, suite, tmp_path, monkeypatch):
-    from experiments import data
-
-    (tmp_path / "riddles.py").write_text(RIDDLES)
-    monkeypatch.setattr(data, "__path__", [*data.__path__, str(tmp_path)])
-    data._datasets.cache_clear()
-    try:
-        data.prepare("riddles", out=tmp_path / "data", vocab_size=300)
-    finally:
-        data._datasets.cache_clear()
-    data.verify(tmp_path / "data")
-    result = evaluate(model_dir, tmp_path / "data", suite("{task: own}"), out=tmp_path)
-    assert by_metric(result)["riddles", "exact_match", "test"]["num_items"] == 2
-    with pytest.raises(ValueError, match="task is 'nope'.*riddles"):
-        evaluate(model_dir, tmp_path / "data", suite("{task: nope}"), out=tmp_path)
-
-
 def test_a_model_with_another_tokenizer_reads_the_documents_in_its_own_tokens(
     model_dir, data_dir, suite, tmp_path
 ):
