@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-import sparse_lib.algorithms  # noqa: F401 (fills the registry)
+import sparse_lib as sl
+import sparse_lib.algorithms  # fills the registry
 from sparse_lib import conformance
 from sparse_lib.conformance import (  # noqa: F401 (tests import them from here)
     Case,
@@ -15,21 +16,18 @@ from sparse_lib.conformance import (  # noqa: F401 (tests import them from here)
     train,
 )
 from sparse_lib.conformance import expect_enforced as assert_enforced  # noqa: F401
-from sparse_lib.core.algorithm import SparsityAlgorithm
-from sparse_lib.core.drop_and_grow import DropAndGrow
-from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.registry import algorithm_classes
 from sparse_lib.masks.makers import make_mask_drop_minimum, make_mask_grow_maximum
 
 
-class Momentum(DropAndGrow):
+class Momentum(sl.DropAndGrow):
     """An algorithm of a user, in the class of RigL: grow where the column is strong."""
 
     def grow_score(self, p: torch.Tensor) -> torch.Tensor:
         return p.abs().sum(0, keepdim=True).expand_as(p)
 
 
-class ByHand(DynamicSparsityAlgorithm):
+class ByHand(sl.DynamicSparsityAlgorithm):
     """The documents' custom algorithm: only ``update_mask``, no ``__init__``."""
 
     uses_dense_gradient = True
@@ -39,7 +37,7 @@ class ByHand(DynamicSparsityAlgorithm):
         return make_mask_grow_maximum(self.dense_gradient(p).abs(), kept, sparsity)
 
 
-class Rolling(SparsityAlgorithm):
+class Rolling(sl.SparsityAlgorithm):
     """Only the abstract method, without the optimizer argument."""
 
     def update(self):
@@ -73,7 +71,7 @@ SCHEDULES: dict[str, Any] = {
 }
 
 
-def make(name: str, sparsity: Any = 0.6, **options: Any) -> SparsityAlgorithm:
+def make(name: str, sparsity: Any = 0.6, **options: Any) -> sl.SparsityAlgorithm:
     return Case(algorithm_classes()[name]).make(sparsity, **options)
 
 

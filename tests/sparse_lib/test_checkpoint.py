@@ -10,9 +10,6 @@ from torch.nn.utils import prune
 
 import sparse_lib as sl
 from sparse_lib import checkpoint
-from sparse_lib.algorithms.rigl import RigL
-from sparse_lib.algorithms.static import Static
-from sparse_lib.core.group import Group
 from sparse_lib.masks.makers import make_mask_topk_sparsity
 from tests.sparse_lib.algorithm_cases import driven, fit
 
@@ -52,8 +49,8 @@ def test_a_densified_run_is_a_dense_run_from_the_same_point(grouped):
         fit(model, optimizer, 3 * INPUTS, torch.sum)
 
     model = network().train()
-    algorithm = RigL(sparsity=0.5, update=1)
-    algorithm = Group({"*weight": algorithm}) if grouped else algorithm
+    algorithm = sl.RigL(sparsity=0.5, update=1)
+    algorithm = sl.Group({"*weight": algorithm}) if grouped else algorithm
     optimizer = driven(algorithm, model, torch.optim.AdamW, 0.01)
     go(model, optimizer)
     dense = network().train()
@@ -71,7 +68,7 @@ def test_a_densified_run_is_a_dense_run_from_the_same_point(grouped):
 
 def test_finalizing_a_part_leaves_the_rest_sparse():
     model = network()
-    algorithm = Static(sparsity=0.5)
+    algorithm = sl.Static(sparsity=0.5)
     optimizer = driven(algorithm, model)
     checkpoint.finalize(model[4])
     assert set(checkpoint.masks_of(model)) == {"0.weight", "0.bias", "1.weight", "1.bias"}
@@ -110,7 +107,7 @@ class Tied(nn.Module):
 @pytest.mark.parametrize("make", [Tied, OwnModule])
 def test_tied_and_wrapped_models_go_out_and_come_back(make, layout, wrap, tmp_path):
     model, inputs = make(), torch.linspace(-1, 1, 12).reshape(2, 6)
-    Static(sparsity=0.5, seed=1).apply(model)
+    sl.Static(sparsity=0.5, seed=1).apply(model)
     path = checkpoint.export_safetensors(wrap(model), tmp_path / "tied", layout=layout)
     weights, masks = checkpoint.read_safetensors(path)
     assert weights.keys() == make().state_dict().keys()
@@ -136,7 +133,7 @@ def test_a_bitmask_by_hand():
 )
 def test_files_are_as_small_as_values_and_bits(dtype, bitmask, masks, tmp_path):
     model = nn.Linear(1024, 1024, bias=False).to(dtype)
-    Static(sparsity=0.5, seed=0).apply(model)
+    sl.Static(sparsity=0.5, seed=0).apply(model)
     dense = 1024 * 1024 * dtype.itemsize
     for layout, share in (("dense", 1.0), ("bitmask", bitmask), ("masks", masks)):
         path = checkpoint.export_safetensors(model, tmp_path / layout, layout=layout)
@@ -202,7 +199,7 @@ def test_peer_checkpoints_load(form, wrapped):
     )
     assert torch.equal(target(*INPUTS), source(*INPUTS))
     # An algorithm applied afterwards keeps these masks instead of drawing its own.
-    Static(sparsity=0.1).apply(target)
+    sl.Static(sparsity=0.1).apply(target)
     masks = checkpoint.masks_of(target)
     assert all(torch.equal(masks[name], m) for name, m in checkpoint.masks_of(source).items())
 
@@ -247,7 +244,7 @@ def test_masks_alone_are_put_on_a_model_by_name(suffix):
     for name, mask in masks.items():
         assert torch.equal(model.get_buffer(f"{name}_mask"), mask)
         assert torch.equal(model.get_parameter(name), dense[name] * mask)
-    Static(sparsity=0.1).apply(model)  # keeps them
+    sl.Static(sparsity=0.1).apply(model)  # keeps them
     assert all(torch.equal(checkpoint.masks_of(model)[name], mask) for name, mask in masks.items())
     for wrong, words in (
         ({"4.wieght": given[f"4.weight{suffix}"]}, "no weight '4.wieght'; did you mean '4.weight'"),

@@ -10,8 +10,6 @@ from torch import nn
 
 import sparse_lib as sl
 from sparse_lib.checks import SettingError
-from sparse_lib.configure import configure
-from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from tests.sparse_lib.algorithm_cases import assert_enforced, driven, make_model, train
 
 
@@ -29,7 +27,7 @@ BLOCK = {"fc_layers.0.weight", "fc_layers.1.weight", "final_layer.weight"}
 
 
 def sparsities(config):
-    model, group = Net(), configure(config)
+    model, group = Net(), sl.configure(config)
     group.apply(model)
     return {k: v["sparsity"] for k, v in group.metrics()["tensors"].items()}
 
@@ -63,12 +61,12 @@ def test_a_trainers_settings(algorithm):
     if algorithm != "static":
         sparsity["update"] = {"freq": 100, "stop": 7500}
         sparsity["drop_fraction"] = {"type": "cosine", "init": 0.5, "half_period": 7500}
-    group = configure({"trainer": {"init": {"sparsity": sparsity, "seed": 1}, "fit": {}}})
+    group = sl.configure({"trainer": {"init": {"sparsity": sparsity, "seed": 1}, "fit": {}}})
     assert type(group[0]).__name__.lower() == algorithm
     if algorithm != "static":
         assert group[0].drop_schedule(7500) == 0 and not group[0].is_update_step(7500)
     for dense in ({"trainer": {"init": {"model": {}}}}, None, {"sparsity": None}):
-        assert configure(dense) is None
+        assert sl.configure(dense) is None
 
 
 @pytest.mark.parametrize(
@@ -93,7 +91,7 @@ def test_each_papers_variant_trains_at_its_sparsity(variant):
     config = {"sparsity": 0.5, "param_filter": "*.weight", **variant}
     if variant["algorithm"] != "static":
         config["update"] = {"freq": 1}
-    model, group = make_model(), configure(config)
+    model, group = make_model(), sl.configure(config)
     if variant.get("init_method") == "snip":
         model(torch.ones(2, 12)).pow(2).sum().backward()
     optimizer = driven(group, model, momentum=0.9)
@@ -105,11 +103,11 @@ def test_each_papers_variant_trains_at_its_sparsity(variant):
 
 
 def test_a_class_that_is_not_finished_is_named_with_what_it_lacks():
-    class Unfinished(DynamicSparsityAlgorithm):
+    class Unfinished(sl.DynamicSparsityAlgorithm):
         pass
 
     with pytest.raises(ValueError, match="'unfinished' defines no update_mask"):
-        configure({"algorithm": "unfinished", "sparsity": 0.5})
+        sl.configure({"algorithm": "unfinished", "sparsity": 0.5})
     assert Unfinished.__abstractmethods__
 
 
@@ -118,7 +116,7 @@ def test_mask_steps_that_are_all_steps_are_warned_of(update, warns):
     config = {"algorithm": "rigl", "sparsity": 0.5, "skip_update_on_mask_steps": True}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        configure(config | {"update": update})
+        sl.configure(config | {"update": update})
     assert any("no weight is trained" in str(w.message) for w in caught) is warns
 
 
@@ -136,7 +134,7 @@ def test_signature_and_repr_show_the_settings_of_a_class():
     assert all(" at 0x" not in str(inspect.signature(getattr(sl, name))) for name in sl.__all__)
     told = dict(re.findall(r"^    (\w+) (\(.+?\): \S.*)", sl.RigL.__doc__, re.MULTILINE))
     assert [*told] == [*shown] and told["seed"].startswith("(int | None): Seed of every random")
-    text = repr(configure({"algorithm": "rigl", "sparsity": 0.9, "update": 100}))
+    text = repr(sl.configure({"algorithm": "rigl", "sparsity": 0.9, "update": 100}))
     assert "RigL(sparsity=0.9, update=FreqSchedule(freq=100" in text
 
 
@@ -189,4 +187,4 @@ ERK = {"type": "erk"}
 )
 def test_every_mistake_is_named(config, words):
     with pytest.raises(SettingError, match=words):
-        configure(config)
+        sl.configure(config)

@@ -10,7 +10,6 @@ import torch
 
 import sparse_lib as sl
 from sparse_lib.conformance import Case, expect_enforced, make_model
-from sparse_lib.core.drop_and_grow import DropAndGrow
 from sparse_lib.core.registry import algorithm_classes
 from tests.sparse_lib.algorithm_cases import ALGORITHMS, driven
 
@@ -44,7 +43,7 @@ def test_masks_of_each_way_are_those_made_one_by_one_on_a_cpu(name, way, monkeyp
     expected = masks_over_updates(name, model, "cpu")
     assert name == "acdc" or any(not mask.all() for mask in expected[-1].values())
     if way == "together":
-        monkeypatch.setattr(DropAndGrow, "updates_together", lambda *_: True)
+        monkeypatch.setattr(sl.DropAndGrow, "updates_together", lambda *_: True)
     found = masks_over_updates(name, model, "cuda" if way == "cuda" else "cpu")
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.keys() == theirs.keys()
@@ -97,7 +96,7 @@ def test_the_host_waits_for_nothing_between_updates(make, waits):
 
 
 def test_the_host_waits_as_often_for_many_masks_as_for_few(waits, monkeypatch):
-    monkeypatch.setattr(DropAndGrow, "updates_together", lambda *_: True)
+    monkeypatch.setattr(sl.DropAndGrow, "updates_together", lambda *_: True)
     found = []
     for num_layers in (2, 6):
         step = make_step(sl.RigL(0.5, update={"freq": 2}, seed=0), num_layers)

@@ -5,9 +5,7 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
-from sparse_lib.configure import configure
 from sparse_lib.flops.model import count
-from sparse_lib.preview import plan
 from tests.sparse_lib import tiny_models
 from tests.sparse_lib.algorithm_cases import driven
 
@@ -31,7 +29,7 @@ def rows(result):
 
 
 def test_counts_are_exact_and_reasons_given():
-    result = plan(Tiny(), {"algorithm": "static", "sparsity": 0.9})
+    result = sl.plan(Tiny(), {"algorithm": "static", "sparsity": 0.9})
     table = rows(result)
     assert table["up.weight"]["num_nonzero"] == 100
     assert table["up.weight"]["algorithm"] == "Static"
@@ -44,7 +42,7 @@ def test_counts_are_exact_and_reasons_given():
 
 def test_flops_are_those_of_the_closed_form():
     model = Tiny()
-    result = plan(model, 0.9, batch_size=2, sequence_length=5)
+    result = sl.plan(model, 0.9, batch_size=2, sequence_length=5)
     flops = count(model, batch_size=2, sequence_length=5)
     levels = {"up.weight": 0.9, "down.weight": 0.9}
     dense, start, end = result.flops_records()
@@ -65,8 +63,8 @@ def test_the_final_sparsity_is_that_of_a_run():
         {"algorithm": "acdc", "sparsity": 0.9, "update": {"freq": 3, "start": 3}},
     ):
         model = Tiny()
-        expected = rows(plan(model, config, num_steps=7))["up.weight"]["final_sparsity"]
-        group = configure(config)
+        expected = rows(sl.plan(model, config, num_steps=7))["up.weight"]["final_sparsity"]
+        group = sl.configure(config)
         optimizer = driven(group, model, lr=0.01)
         for _ in range(7):
             model(torch.arange(11).view(1, 11)).sum().backward()
@@ -75,7 +73,7 @@ def test_the_final_sparsity_is_that_of_a_run():
 
 
 def test_gpt2_by_hand():
-    result = plan(tiny_models.gpt2(), 0.75, sequence_length=4)
+    result = sl.plan(tiny_models.gpt2(), 0.75, sequence_length=4)
     block = "transformer.h.0."
     sparse = {name: row["num_nonzero"] for name, row in rows(result).items() if row["algorithm"]}
     counts = {"attn.c_attn": 48, "attn.c_proj": 16, "mlp.c_fc": 64, "mlp.c_proj": 64}
@@ -118,21 +116,21 @@ def test_a_plan_by_shape_is_what_apply_does(config, monkeypatch):
 
 def test_memory_of_masks_is_what_the_masks_take():
     model = torch.nn.Sequential(torch.nn.Linear(1025, 1024, bias=False), torch.nn.Linear(1024, 8))
-    planned = plan(model, {"algorithm": "rigl", "sparsity": 0.9})
+    planned = sl.plan(model, {"algorithm": "rigl", "sparsity": 0.9})
     large, small = 1025 * 1024, 1024 * 8  # the small one's mask is kept in words of 4 bytes too
     assert planned.mask_bytes == 2 * large + (2 + 4) * small
     assert f"masks take {planned.mask_bytes:,} bytes" in str(planned)
-    assert plan(model, 0.9).mask_bytes == large + 5 * small
+    assert sl.plan(model, 0.9).mask_bytes == large + 5 * small
 
 
 def test_a_gradual_schedule_ends_at_its_last_update_and_is_unknown_without_a_length():
     schedule = {"type": "linear", "init": 0.0, "slope": 0.01}
     config = {"algorithm": "gmp", "schedule": schedule, "update": {"freq": 20, "stop": 99}}
     for num_steps, final in ((10, 0.0), (20, 0.2), (39, 0.2), (70, 0.6), (1000, 0.8)):
-        row = rows(plan(Tiny(), config, num_steps=num_steps))["up.weight"]
+        row = rows(sl.plan(Tiny(), config, num_steps=num_steps))["up.weight"]
         assert row["sparsity"] == 0.0 and row["num_nonzero"] == 1000
         assert row["final_sparsity"] == pytest.approx(final)
-    result = plan(Tiny(), config, sequence_length=4)
+    result = sl.plan(Tiny(), config, sequence_length=4)
     assert rows(result)["up.weight"]["final_sparsity"] is None
     assert [record["when"] for record in result.flops_records()] == ["dense", "start"]
 
@@ -164,7 +162,7 @@ CUBIC |= {"sparsity_start_step": 0, "sparsity_end_step": 500}
     ],
 )
 def test_what_a_run_may_not_mean_is_warned_of(config, words):
-    notes = plan(Tiny(), config, num_steps=1000).warnings
+    notes = sl.plan(Tiny(), config, num_steps=1000).warnings
     assert all(any(word in note for note in notes) for word in words)
     assert bool(words) or not notes
 
@@ -185,4 +183,4 @@ GLOBAL = {"sparsity": 0.5, "distribution": "global"}
 )
 def test_what_cannot_be_planned_is_named(make, config, options, error, message):
     with pytest.raises(error, match=message):
-        plan(make(), config, **options)
+        sl.plan(make(), config, **options)

@@ -111,18 +111,6 @@ def test_the_name_of_a_line_stands_at_its_height(scale):
     assert places == pytest.approx({"ten": ten, "forty": forty})
 
 
-@pytest.mark.parametrize(("number", "grows"), [(4, False), (16, True)])
-def test_a_figure_grows_with_the_names_of_its_lines(number, grows):
-    figure, axes = style.panels(2)
-    before = figure.get_figheight()
-    for panel in axes:
-        style.label_ends(panel, [(0.5, f"line {index}", "k") for index in range(number)])
-        heights = sorted(text.get_position()[1] for text in panel.texts)
-        inches = 0.72 * figure.get_figheight() / 2
-        assert heights[0] >= 0 and (heights[1] - heights[0]) * inches >= 0.17 - 1e-9
-    assert (figure.get_figheight() > before) == grows
-
-
 def test_the_font_size_of_a_sheet_scales_the_sizes_it_leaves_and_titles_stay_inside(tmp_path):
     (own := tmp_path / "my.mplstyle").write_text("font.size: 19\naxes.labelsize: 6\n")
     with style.sheet(own, width=3.3):

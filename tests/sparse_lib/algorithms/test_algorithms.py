@@ -8,12 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparse_lib.algorithms.gmp import GMP
-from sparse_lib.algorithms.granet import GraNet
-from sparse_lib.algorithms.rigl import RigL
-from sparse_lib.algorithms.set import SET
-from sparse_lib.configure import configure
-from sparse_lib.preview import plan
+import sparse_lib as sl
 from tests.sparse_lib.algorithm_cases import (
     assert_equal,
     driven,
@@ -44,7 +39,7 @@ def mask(*positions):
 def test_rigl_drops_the_smallest_and_grows_by_dense_gradient(skips):
     """Where the weight update of such a step is skipped, as in the paper, no rate matters."""
     options = {"update": 1, "drop_fraction": 0.5, "init_method": "from_zeros"}
-    model = one_update(RigL(0.5, skip_update_on_mask_steps=skips, **options), lr=float(skips))
+    model = one_update(sl.RigL(0.5, skip_update_on_mask_steps=skips, **options), lr=float(skips))
     assert torch.equal(model.weight_mask, mask(1, 5, 2, 3))  # 2 was dropped and regrew; NaN never
     assert model.weight.tolist() == [[0, 3, -1, 0, 0, -4, 0, 0]]
     assert model.weight.grad is not None
@@ -56,7 +51,7 @@ def test_rigl_drops_the_smallest_and_grows_by_dense_gradient(skips):
 )
 def test_grown_weights_start_where_asked(name, scale, value):
     options = {"grown_init": name, "grown_init_scale": scale}
-    algorithm = RigL(0.5, 1, "from_zeros", drop_fraction=0.5, **options)
+    algorithm = sl.RigL(0.5, 1, "from_zeros", drop_fraction=0.5, **options)
     assert one_update(algorithm).weight[0, 3] == value
 
 
@@ -77,7 +72,7 @@ class Master(torch.optim.Optimizer):
 def test_weights_grow_from_where_asked_in_the_copies_of_an_optimizer(name):
     torch.manual_seed(0)
     model = nn.Linear(16, 16, bias=False, dtype=torch.bfloat16)
-    optimizer = driven(RigL(0.5, {"steps": [2]}, grown_init=name, seed=0), model, Master, {})
+    optimizer = driven(sl.RigL(0.5, {"steps": [2]}, grown_init=name, seed=0), model, Master, {})
     first = model.weight_mask.clone()
     fit(model, optimizer, (torch.randn(8, 16, dtype=torch.bfloat16) for _ in range(2)))
     grown, start = model.weight_mask & ~first, model.weight.detach().clone()
@@ -94,7 +89,7 @@ def test_weights_drawn_anew_keep_the_spread_that_the_tensor_began_with(name):
         torch.manual_seed(0)
         model = nn.Linear(100, 200, bias=False)
         nn.init.normal_(model.weight, std=std)
-        algorithm = SET(0.5, 1, drop_fraction=0.3, grown_init=name, seed=1)
+        algorithm = sl.SET(0.5, 1, drop_fraction=0.3, grown_init=name, seed=1)
         optimizer = driven(algorithm, model, torch.optim.SGD, 0.0)
         return model, algorithm, optimizer
 
@@ -114,7 +109,7 @@ def test_weights_drawn_anew_keep_the_spread_that_the_tensor_began_with(name):
 
 
 def test_gmp_keeps_the_largest():
-    model = one_update(GMP([0.5, 0.75], update=1, init_method="from_zeros"))
+    model = one_update(sl.GMP([0.5, 0.75], update=1, init_method="from_zeros"))
     assert torch.equal(model.weight_mask, mask(1, 5))
 
 
@@ -127,17 +122,17 @@ def test_gmp_keeps_the_largest():
     ],
 )
 def test_a_shape_that_has_no_groups_is_refused_with_key_and_parameter(settings, shape, message):
-    for use in (lambda model, group: group.apply(model), plan):
+    for use in (lambda model, group: group.apply(model), sl.plan):
         model = nn.Sequential(nn.Linear(shape[1], shape[0]))
         with pytest.raises(ValueError, match=f"^parameter '0.weight': {message}"):
-            use(model, configure({"sparsity": 0.5, **settings}))
+            use(model, sl.configure({"sparsity": 0.5, **settings}))
         assert not hasattr(model[0], "weight_mask")
 
 
 @pytest.mark.parametrize(("key", "dim"), [("balance_out_groups", 0), ("balance_in_groups", 1)])
 @pytest.mark.parametrize("layer", [nn.Linear(8, 8, bias=False), nn.Conv2d(8, 8, 3, bias=False)])
 def test_balanced_groups_hold_at_the_start_and_at_updates(key, dim, layer):
-    algorithm, model = RigL(0.5, {"freq": 1}, **{key: 2}), copy.deepcopy(layer)
+    algorithm, model = sl.RigL(0.5, {"freq": 1}, **{key: 2}), copy.deepcopy(layer)
     optimizer = driven(algorithm, model)
     for step in range(3):
         before = model.weight_mask.clone()
@@ -151,7 +146,7 @@ def test_balanced_groups_hold_at_the_start_and_at_updates(key, dim, layer):
 
 def test_granet_is_rigl_with_a_schedule():
     results = []
-    for cls in (RigL, GraNet):
+    for cls in (sl.RigL, sl.GraNet):
         schedule = {"type": "linear", "init": 0.2, "slope": 0.05}
         algorithm, model = cls(schedule, update=2, seed=1), make_model()
         optimizer = driven(algorithm, model)
@@ -161,7 +156,7 @@ def test_granet_is_rigl_with_a_schedule():
 
 
 def test_global_granet_prunes_over_all_tensors_then_regrows_each():
-    algorithm = GraNet([0.0, 0.5], update=1, pruning="global", drop_fraction=0.5, seed=1)
+    algorithm = sl.GraNet([0.0, 0.5], update=1, pruning="global", drop_fraction=0.5, seed=1)
     model = make_model()
     with torch.no_grad():
         model[0].weight.mul_(100)
@@ -173,7 +168,7 @@ def test_global_granet_prunes_over_all_tensors_then_regrows_each():
 
 
 def test_rigl_adds_up_micro_batches_and_forgets_them():
-    algorithm = RigL(0.5, update=2, seed=1)
+    algorithm = sl.RigL(0.5, update=2, seed=1)
     model = make_model()
     optimizer = driven(algorithm, model, torch.optim.SGD, 0.0)
     train(model, optimizer, 1)
@@ -193,7 +188,7 @@ def test_rigl_adds_up_micro_batches_and_forgets_them():
 
 def test_an_update_without_a_backward_pass_since_the_last_step_is_told():
     model = make_model()
-    algorithm = RigL(0.5, update=2, seed=1)
+    algorithm = sl.RigL(0.5, update=2, seed=1)
     optimizer = driven(algorithm, model)
     model(torch.randn(4, 12)).pow(2).sum().backward()
     optimizer.step()
@@ -210,7 +205,7 @@ def test_an_update_without_a_backward_pass_since_the_last_step_is_told():
 @pytest.mark.parametrize("to_none", [True, False])
 def test_a_layer_that_a_step_does_not_use_keeps_its_mask_however_gradients_are_cleared(to_none):
     model = make_model()
-    algorithm = RigL(0.5, update=2, seed=1)
+    algorithm = sl.RigL(0.5, update=2, seed=1)
     optimizer = driven(algorithm, model)
     train(model, optimizer, 1)
     first, second = model[0].weight_mask.clone(), model[2].weight_mask.clone()
@@ -221,7 +216,7 @@ def test_a_layer_that_a_step_does_not_use_keeps_its_mask_however_gradients_are_c
     assert not torch.equal(first, model[0].weight_mask)
 
 
-@pytest.mark.parametrize("base", [SET, RigL, GraNet])
+@pytest.mark.parametrize("base", [sl.SET, sl.RigL, sl.GraNet])
 def test_a_grow_score_of_ones_own_decides_what_grows(base):
     class LastFirst(base):
         in_registry = False
@@ -241,10 +236,10 @@ def test_a_grow_score_of_ones_own_decides_what_grows(base):
 @pytest.mark.parametrize(
     "algorithm",
     [
-        GMP(0.75, update=1, init_method="from_zeros"),
-        SET(0.75, update=1, init_method="from_zeros", drop_fraction=0.5, seed=0),
-        RigL(0.5, update=1, init_method="from_zeros", drop_fraction=0.5),
-        GraNet(0.5, update=1, init_method="from_zeros", pruning="global", drop_fraction=0.5),
+        sl.GMP(0.75, update=1, init_method="from_zeros"),
+        sl.SET(0.75, update=1, init_method="from_zeros", drop_fraction=0.5, seed=0),
+        sl.RigL(0.5, update=1, init_method="from_zeros", drop_fraction=0.5),
+        sl.GraNet(0.5, update=1, init_method="from_zeros", pruning="global", drop_fraction=0.5),
     ],
     ids=lambda algorithm: type(algorithm).__name__,
 )
@@ -256,4 +251,4 @@ def test_a_weight_that_became_nan_stays_and_shows(algorithm, places):
     model.weight.grad[0, list(places)] = math.nan
     optimizer.step()
     assert model.weight.isnan().any() and model(torch.ones(1, 8)).isnan()
-    assert int(model.weight_mask.sum()) == (2 if isinstance(algorithm, GMP | SET) else 4)
+    assert int(model.weight_mask.sum()) == (2 if isinstance(algorithm, sl.GMP | sl.SET) else 4)

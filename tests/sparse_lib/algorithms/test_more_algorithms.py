@@ -4,10 +4,7 @@ import pytest
 import torch
 
 import sparse_lib as sl
-from sparse_lib.algorithms.randompruning import RandomPruning
-from sparse_lib.algorithms.saliencypruning import SaliencyPruning
 from sparse_lib.algorithms.snfs import SNFS, allot
-from sparse_lib.algorithms.srste import SRSTE
 from tests.sparse_lib.algorithm_cases import assert_enforced, driven, row
 
 
@@ -106,7 +103,7 @@ def test_ste_is_plain_training_of_a_dense_tensor_seen_through_its_largest_magnit
     torch.manual_seed(0)
     model = torch.nn.Linear(12, 9, bias=False)
     dense = model.weight.detach().clone().requires_grad_()
-    algorithm = SRSTE(0.75, decay=0.0)
+    algorithm = sl.SRSTE(0.75, decay=0.0)
     optimizer = driven(algorithm, model, lr=0.2, momentum=0.9, weight_decay=0.1)
     plain = torch.optim.SGD([dense], lr=0.2, momentum=0.9, weight_decay=0.1)
     returned = False
@@ -134,7 +131,7 @@ def test_ste_is_plain_training_of_a_dense_tensor_seen_through_its_largest_magnit
 
 def test_saliency_keeps_the_largest_products_of_weight_and_gradient():
     model = row(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
-    algorithm = SaliencyPruning([0.0, 0.5, 0.5], {"freq": 1}, "topk")
+    algorithm = sl.SaliencyPruning([0.0, 0.5, 0.5], {"freq": 1}, "topk")
     optimizer = driven(algorithm, model, lr=0.0)
     step(model, optimizer, [9.0, 3.0, 0.0, 1.0, -2.0, 0.5])  # 9, 6, 0, 4, 10, 3
     assert present(model) == [0, 1, 4]
@@ -144,7 +141,7 @@ def test_saliency_keeps_the_largest_products_of_weight_and_gradient():
 
 def test_saliency_without_a_gradient_is_one_sentence():
     model = row(1.0, 2.0)
-    algorithm = SaliencyPruning(0.5)
+    algorithm = sl.SaliencyPruning(0.5)
     algorithm.apply(model)
     with pytest.raises(RuntimeError, match="no gradient of 'weight'"):
         algorithm.update()
@@ -154,7 +151,7 @@ def test_random_pruning_removes_alone_and_every_weight_as_likely():
     counts = torch.zeros(8)
     for seed in range(400):
         model = row(*range(1, 9))
-        algorithm = RandomPruning([0.0, 0.25, 0.5], {"freq": 1}, "topk", seed=seed)
+        algorithm = sl.RandomPruning([0.0, 0.25, 0.5], {"freq": 1}, "topk", seed=seed)
         optimizer = driven(algorithm, model, lr=0.0)
         step(model, optimizer, [1.0] * 8)
         first = set(present(model))

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparse_lib.algorithms.rigl import RigL
-from sparse_lib.algorithms.set import SET
+import sparse_lib as sl
 from tests.sparse_lib.algorithm_cases import driven
 
 LR, MOMENTUM, DECAY = 0.1, 0.9, 0.01
@@ -117,7 +116,7 @@ def replay(by_gradient, sparsity):
 
 
 @pytest.mark.parametrize("sparsity", SPARSITIES)
-@pytest.mark.parametrize("cls", [RigL, SET])
+@pytest.mark.parametrize("cls", [sl.RigL, sl.SET])
 @pytest.mark.parametrize("foreach", [False, True])
 def test_library_equals_plain_tensors(cls, sparsity, foreach):
     torch.manual_seed(0)
@@ -127,7 +126,7 @@ def test_library_equals_plain_tensors(cls, sparsity, foreach):
     algorithm = cls(SPECS[sparsity], **options)
     options = {"momentum": MOMENTUM, "weight_decay": DECAY, "foreach": foreach}
     optimizer = driven(algorithm, model, lr=LR, **options)
-    trail = replay(cls is RigL, SPARSITIES[sparsity])
+    trail = replay(cls is sl.RigL, SPARSITIES[sparsity])
     moved = 0
     for step in range(1, NUM_STEPS + 1):
         optimizer.zero_grad()

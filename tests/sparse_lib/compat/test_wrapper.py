@@ -10,7 +10,6 @@ from sparse_lib.algorithms.set import SET
 from sparse_lib.compat.optimizers import (
     BaseHyperParameter,
     BaseSparsityOptimizer,
-    RigLSparsityOptimizer,
     StaticSparsityOptimizer,
 )
 from sparse_lib.compat.wrapper import configure_sparsity_optimizer, configure_sparsity_wrapper
@@ -126,25 +125,6 @@ def test_an_old_style_sparsity_optimizer():
         assert_enforced(sparsity.sparsity, optimizer)
     assert sparsity.num_steps == 3
     assert model[0].bias.all()
-
-
-def test_a_sparsity_optimizer_without_a_module_drives_itself():
-    model = make_model()
-    pairs = [{"params": weights_of(model)[:1], "sparsity": 0.75}, {"params": weights_of(model)[1:]}]
-    sparsity = RigLSparsityOptimizer(pairs, sparsity=0.5, schedule=2, drop_fraction=0.5)
-    sparsity.initialize_sparsity()
-    masks = {name: s.mask.clone() for name, s in sparsity.sparsity.sparse_params.items()}
-    assert [int(masks[name].sum()) for name in ("0.weight", "2.weight")] == [48, 48]
-    assert not hasattr(model[0], "weight_mask")
-    sparsity.hook_module(model)
-    sparsity.apply_sparsity()
-    assert torch.equal(model[0].weight_mask, masks["0.weight"])
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    train(model, optimizer, 4, after=sparsity.step)
-    assert sparsity.num_steps == 4 and sparsity.sparsity[0].num_updates == 2
-    assert not torch.equal(model[0].weight_mask, masks["0.weight"])
-    assert_enforced(sparsity.sparsity)
-    assert sparsity._get_target_sparsity_level_of_group(sparsity.param_groups[0]) == 0.75
 
 
 def test_only_the_named_states_are_sparse():

@@ -6,12 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparse_lib.algorithms.gmp import GMP
-from sparse_lib.algorithms.rigl import RigL
-from sparse_lib.algorithms.set import SET
-from sparse_lib.algorithms.static import Static
-from sparse_lib.core.algorithm import SparsityAlgorithm
-from sparse_lib.core.group import Group
+import sparse_lib as sl
 from sparse_lib.schedules import Constant
 from tests.sparse_lib.algorithm_cases import (
     assert_enforced,
@@ -31,7 +26,7 @@ def applied(algorithm, model=None, lr=0.1):
 
 def test_every_parameter_is_sparse_without_a_filter_and_zero_at_once():
     model = make_model()
-    algorithm = Static(sparsity=0.3)
+    algorithm = sl.Static(sparsity=0.3)
     model.apply(algorithm)
     counts = {n: int(s.mask.sum()) for n, s in algorithm.sparse_params.items()}
     assert counts == {"0.weight": 134, "0.bias": 11, "2.weight": 67}  # half-up of 0.7 n
@@ -44,7 +39,7 @@ def test_every_parameter_is_sparse_without_a_filter_and_zero_at_once():
 
 def test_names_have_no_wrapper_prefix():
     plain, wrapped = make_model(), make_model()
-    one, two = Static(0.5, seed=1), Static(0.5, seed=1)
+    one, two = sl.Static(0.5, seed=1), sl.Static(0.5, seed=1)
     one.apply(plain)
     two.apply(nn.DataParallel(wrapped))
     assert list(one.sparse_params) == list(two.sparse_params)
@@ -52,7 +47,7 @@ def test_names_have_no_wrapper_prefix():
 
 
 def test_setting_a_mask_by_hand():
-    model, algorithm = make_model(), Static(0.5)
+    model, algorithm = make_model(), sl.Static(0.5)
     algorithm.apply(model)
     sparse = algorithm.get_sparse_params(model[0].weight)
     sparse.mask = torch.eye(16, 12)
@@ -70,7 +65,7 @@ def test_setting_a_mask_by_hand():
 
 
 def test_misuse_is_one_sentence():
-    model, algorithm = make_model(), Static(0.5)
+    model, algorithm = make_model(), sl.Static(0.5)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with pytest.raises(ValueError, match="model before its optimizer"):
         algorithm.apply(optimizer)
@@ -85,20 +80,20 @@ def test_misuse_is_one_sentence():
     with pytest.raises(ValueError, match="another model"):
         algorithm.apply(make_model())
     with pytest.raises(ValueError, match="needs a sparsity"):
-        RigL()
+        sl.RigL()
     with pytest.raises(ValueError, match="sparsity or schedule, not both"):
-        GMP(0.5, schedule=0.5)
+        sl.GMP(0.5, schedule=0.5)
     with pytest.raises(TypeError, match="abstract"):
-        SparsityAlgorithm(0.5)
+        sl.SparsityAlgorithm(0.5)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        Static(0.5).apply(nn.ReLU())
+        sl.Static(0.5).apply(nn.ReLU())
     assert "no parameter" in str(caught[0].message)
 
 
 @pytest.mark.parametrize("spec", [0.5, [0.5], {"type": "constant", "value": 0.5}, Constant(0.5)])
 def test_an_algorithm_of_update_alone_takes_sparsity_in_every_form(spec):
-    class Frozen(SparsityAlgorithm):
+    class Frozen(sl.SparsityAlgorithm):
         in_registry = False
 
         def update(self, optimizer):
@@ -112,7 +107,7 @@ def test_an_algorithm_of_update_alone_takes_sparsity_in_every_form(spec):
 
 
 def test_a_new_sparsity_holds_from_the_next_update_on():
-    algorithm = SET({"0.*": 0.25, "*": 0.5}, 1)
+    algorithm = sl.SET({"0.*": 0.25, "*": 0.5}, 1)
     model, optimizer = applied(algorithm)
     train(model, optimizer, 1)
     assert algorithm.sparsity[model[0].weight](0) == 0.25
@@ -124,10 +119,12 @@ def test_a_new_sparsity_holds_from_the_next_update_on():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: RigL(0.5, balance_out_groups=7),
-        lambda: Static({"0.weight": 0.5}),
-        lambda: Static(0.5, init_method="snip"),
-        lambda: Group({"0*": Static(0.5), "2*": Static(0.5, init_method=lambda p, s: p[:1])}),
+        lambda: sl.RigL(0.5, balance_out_groups=7),
+        lambda: sl.Static({"0.weight": 0.5}),
+        lambda: sl.Static(0.5, init_method="snip"),
+        lambda: sl.Group(
+            {"0*": sl.Static(0.5), "2*": sl.Static(0.5, init_method=lambda p, s: p[:1])}
+        ),
     ],
 )
 def test_a_refused_apply_leaves_the_model_as_it_was(make):
@@ -138,19 +135,19 @@ def test_a_refused_apply_leaves_the_model_as_it_was(make):
         refused.apply(model)
     assert refused.num_sparse_params == 0
     assert_equal(snapshot(model), before)
-    Static(0.5).apply(model)
+    sl.Static(0.5).apply(model)
     with pytest.raises(ValueError, match="already sparsified by Static"):
-        Group({"*": Static(0.5)}).apply(model)
+        sl.Group({"*": sl.Static(0.5)}).apply(model)
     assert model[0].weight_mask.sum() == 96
 
 
 def test_applying_the_class_is_refused():
     with pytest.raises(TypeError, match="sparsity must be a number"):
-        make_model().apply(Static)
+        make_model().apply(sl.Static)
 
 
 def test_two_draws_of_an_update_differ_if_they_are_of_one_generator():
-    algorithm, model = SET(0.5, seed=3), nn.Linear(6, 6, bias=False)
+    algorithm, model = sl.SET(0.5, seed=3), nn.Linear(6, 6, bias=False)
     algorithm.apply(model)
 
     def draw(of, count=4):

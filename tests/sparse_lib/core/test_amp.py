@@ -75,30 +75,6 @@ def test_a_skipped_step_updates_nothing(name, optimizer, fused):
     assert same(*runs)  # the overflows left no trace, in dense gradients either
 
 
-def test_an_overflow_at_masked_positions_only_skips_no_step():
-    algorithm = RigL(0.5, update={"freq": 100})
-    model, optim = start(algorithm, "adamw")
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    mask = model[0].weight_mask
-
-    class Overflow(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, weight):
-            return weight.clone()
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient.masked_fill(~mask, float("inf"))
-
-    hidden = nn.functional.linear(torch.ones(2, 12), Overflow.apply(model[0].weight))
-    scaler.scale(hidden.sum()).backward()
-    scaler.step(optim)
-    scaler.update()
-    assert algorithm.step == 1 and scaler.get_scale() == 1024.0
-    assert all(param.isfinite().all() for param in model.parameters())
-    assert_enforced(algorithm, optim)
-
-
 class Mixed(RigL):
     """A user's: drops and grows by magnitude plus a share of the dense gradient's."""
 

@@ -6,11 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparse_lib.algorithms.rigl import RigL
-from sparse_lib.algorithms.srste import SRSTE
-from sparse_lib.algorithms.topk import TopK
-from sparse_lib.algorithms.topkast import TopKAST
-from sparse_lib.core.group import Group
+import sparse_lib as sl
 from tests.sparse_lib.algorithm_cases import ALGORITHMS, loss_of, make, make_model, same
 
 OPTIMIZERS = {
@@ -19,15 +15,15 @@ OPTIMIZERS = {
 }
 
 SETTINGS = {
-    "skipped weight updates": lambda: RigL(0.6, 2, seed=1, skip_update_on_mask_steps=True),
-    "clipped root mean square": lambda: TopK(0.6, gradient_rms=1e-3),
-    "2:4": lambda: Group({"*.weight": SRSTE(0.5, 2, score_shaper="2:4", decay=0.1)}),
-    "exploration": lambda: TopKAST(0.8, 3, backward_sparsity=0.5, regularization=0.01),
-    "a group": lambda: Group(
+    "skipped weight updates": lambda: sl.RigL(0.6, 2, seed=1, skip_update_on_mask_steps=True),
+    "clipped root mean square": lambda: sl.TopK(0.6, gradient_rms=1e-3),
+    "2:4": lambda: sl.Group({"*.weight": sl.SRSTE(0.5, 2, score_shaper="2:4", decay=0.1)}),
+    "exploration": lambda: sl.TopKAST(0.8, 3, backward_sparsity=0.5, regularization=0.01),
+    "a group": lambda: sl.Group(
         {
-            "0.bias": TopK(0.5, gradient_rms=1e-3),
-            "0.weight": RigL(0.5, 2, seed=1, skip_update_on_mask_steps=True),
-            "2.weight": SRSTE(0.5, decay=0.1),
+            "0.bias": sl.TopK(0.5, gradient_rms=1e-3),
+            "0.weight": sl.RigL(0.5, 2, seed=1, skip_update_on_mask_steps=True),
+            "2.weight": sl.SRSTE(0.5, decay=0.1),
         }
     ),
 }
@@ -93,7 +89,7 @@ def test_lbfgs_trains_all_weights_by_the_sparse_loss(line_search, decay):
 
     In float64: a line search makes much of a rounding, which differs between processors.
     """
-    algorithm = SRSTE(0.5, {"steps": [100]}, score_shaper="2:4", decay=decay)
+    algorithm = sl.SRSTE(0.5, {"steps": [100]}, score_shaper="2:4", decay=decay)
     model, (data, target) = small(algorithm, torch.float64)
     whole = nn.Parameter(algorithm.hidden_weight(model.weight).clone())
     mask = model.weight_mask.clone()
@@ -131,51 +127,8 @@ def test_lbfgs_trains_all_weights_by_the_sparse_loss(line_search, decay):
     assert losses == pytest.approx(expected)
 
 
-class Ascending(torch.optim.Optimizer):
-    """Sharpness-aware minimization (Foret et al. 2021), by the gradient uphill of the weights."""
-
-    def __init__(self, params):
-        super().__init__(params, {})
-
-    @torch.no_grad()
-    def step(self, closure):
-        params = [p for group in self.param_groups for p in group["params"]]
-        here = [p.detach().clone() for p in params]
-        for p in params:
-            p.data.add_(p.grad, alpha=0.05)
-        with torch.enable_grad():
-            closure()
-        for p, value in zip(params, here, strict=True):
-            p.copy_(value - 0.1 * p.grad)
-
-
-def test_an_optimizer_that_writes_before_the_first_evaluation_keeps_hidden_values():
-    algorithm = SRSTE(0.5, {"steps": [100]}, decay=0.1)
-    model, (data, target) = small(algorithm)
-    whole, mask = algorithm.hidden_weight(model.weight).clone(), model.weight_mask.clone()
-    optim = Ascending(model.parameters())
-    algorithm.apply(optim)
-
-    def gradient_at(sparse):
-        sparse = sparse.clone().requires_grad_()
-        (data @ sparse.T - target).square().mean().backward()
-        return sparse.grad
-
-    def closure():
-        optim.zero_grad()
-        (model(data) - target).square().mean().backward()
-
-    for _ in range(3):
-        closure()
-        optim.step(closure)
-        uphill = whole + 0.05 * gradient_at(whole * mask)
-        whole = whole - 0.1 * (gradient_at(uphill * mask) + 0.1 * uphill * ~mask)
-        torch.testing.assert_close(algorithm.hidden_weight(model.weight), whole)
-        assert not model.weight[~mask].any()
-
-
 def test_a_closure_that_fails_leaves_weights_masked_and_hidden_values_as_they_were():
-    algorithm = SRSTE(0.5)
+    algorithm = sl.SRSTE(0.5)
     model, _ = small(algorithm)
     whole = algorithm.hidden_weight(model.weight).clone()
     optim = torch.optim.SGD(model.parameters(), 0.1)

@@ -13,18 +13,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from sparse_lib.algorithms.gmp import GMP
-from sparse_lib.algorithms.granet import GraNet
-from sparse_lib.algorithms.rigl import RigL
-from sparse_lib.algorithms.set import SET
-from sparse_lib.algorithms.snfs import SNFS
-from sparse_lib.algorithms.srigl import SRigL
-from sparse_lib.algorithms.srste import SRSTE
-from sparse_lib.algorithms.static import Static
-from sparse_lib.algorithms.topk import TopK
-from sparse_lib.algorithms.topkast import TopKAST
+import sparse_lib as sl
 from sparse_lib.core import distributed
-from sparse_lib.core.group import Group
 from sparse_lib.core.optimizers import states_like
 from sparse_lib.masks import shards
 from tests import ranks
@@ -34,15 +24,15 @@ NUM_STEPS, FREQ = 4, 2
 RISING = {"type": "linear", "init": 0.5, "slope": 0.05}
 DYNAMIC = {"update": FREQ, "seed": 5}
 CASES = {
-    "rigl": lambda: RigL(0.7, drop_fraction=0.5, **DYNAMIC),
-    "gradient": lambda: RigL(0.7, drop_fraction=0.5, grown_init="gradient", **DYNAMIC),
-    "skipping": lambda: RigL(0.7, skip_update_on_mask_steps=True, **DYNAMIC),
-    "set": lambda: SET(0.7, drop_fraction=0.5, grown_init="normal", **DYNAMIC),
-    "gmp": lambda: GMP(RISING, **DYNAMIC),
-    "granet": lambda: GraNet(RISING, pruning="global", **DYNAMIC),
-    "snfs": lambda: SNFS(0.7, drop_fraction=0.5, redistribution="momentum", **DYNAMIC),
+    "rigl": lambda: sl.RigL(0.7, drop_fraction=0.5, **DYNAMIC),
+    "gradient": lambda: sl.RigL(0.7, drop_fraction=0.5, grown_init="gradient", **DYNAMIC),
+    "skipping": lambda: sl.RigL(0.7, skip_update_on_mask_steps=True, **DYNAMIC),
+    "set": lambda: sl.SET(0.7, drop_fraction=0.5, grown_init="normal", **DYNAMIC),
+    "gmp": lambda: sl.GMP(RISING, **DYNAMIC),
+    "granet": lambda: sl.GraNet(RISING, pruning="global", **DYNAMIC),
+    "snfs": lambda: sl.SNFS(0.7, drop_fraction=0.5, redistribution="momentum", **DYNAMIC),
     "custom": lambda: ByHand(0.7, **DYNAMIC),
-    "group": lambda: Group({"0.*": RigL(0.7, **DYNAMIC), "*": Static(0.5, seed=5)}),
+    "group": lambda: sl.Group({"0.*": sl.RigL(0.7, **DYNAMIC), "*": sl.Static(0.5, seed=5)}),
 }
 
 
@@ -89,9 +79,9 @@ class Branches(nn.Module):
 
 
 UNUSED = {
-    "rigl": lambda: RigL(0.5, drop_fraction=0.5, **DYNAMIC),
-    "snfs": lambda: SNFS(0.5, drop_fraction=0.5, **DYNAMIC),
-    "granet": lambda: GraNet(0.5, drop_fraction=0.5, pruning="global", **DYNAMIC),
+    "rigl": lambda: sl.RigL(0.5, drop_fraction=0.5, **DYNAMIC),
+    "snfs": lambda: sl.SNFS(0.5, drop_fraction=0.5, **DYNAMIC),
+    "granet": lambda: sl.GraNet(0.5, drop_fraction=0.5, pruning="global", **DYNAMIC),
 }
 
 
@@ -114,7 +104,7 @@ def train_unused(case, rank, world_size, rank_that_skips=1):
 
 def check_that_whole_decisions_refuse_shards(world_size):
     mesh = init_device_mesh("cpu", (world_size,))
-    for algorithm in (SRigL(0.8), TopK(0.8, min_per_output=1), TopK(0.8, min_per_input=1)):
+    for algorithm in (sl.SRigL(0.8), sl.TopK(0.8, min_per_output=1), sl.TopK(0.8, min_per_input=1)):
         model = fully_shard(make_model(), mesh=mesh)
         with pytest.raises(ValueError, match="'0.weight' is sharded, and .* without fully_shard"):
             algorithm.apply(model)
@@ -131,7 +121,7 @@ def check_that_masks_are_compared(rank):
     with pytest.raises(RuntimeError, match=r"masks of \['w'\] differ between ranks"):
         distributed.check_equal({"v": torch.ones(2), "w": torch.tensor([True, rank == 0])})
     # A rank that was given a seed of its own is noticed at the first update.
-    model, algorithm = make_model(), SET(0.7, update=1, seed=rank)
+    model, algorithm = make_model(), sl.SET(0.7, update=1, seed=rank)
     optimizer = driven(algorithm, model)
     model(torch.ones(1, 10).double()).sum().backward()
     with pytest.raises(RuntimeError, match="differ between ranks"):
@@ -141,7 +131,7 @@ def check_that_masks_are_compared(rank):
 def check_that_seeds_are_shared(rank):
     assert distributed.shared_seed(rank + 3) == 3
     torch.manual_seed(rank)
-    model, algorithm = make_model(), SET(0.7, update=1)
+    model, algorithm = make_model(), sl.SET(0.7, update=1)
     algorithm.apply(model)
     distributed.check_equal({"w": model[0].weight_mask})
     assert algorithm.seed == 0
@@ -149,24 +139,24 @@ def check_that_seeds_are_shared(rank):
 
 SHARDED = {
     **CASES,
-    "erk": lambda: RigL(0.7, drop_fraction=0.5, distribution="erk", **DYNAMIC),
-    "global": lambda: GMP(RISING, distribution="global", init_method="topk", **DYNAMIC),
-    "ties": lambda: GMP(0.6, init_method="checkerboard", tie_breaker="random", **DYNAMIC),
-    "2:4": lambda: Group(
-        {"2.weight": RigL(0.5, score_shaper="2:4", **DYNAMIC), "*": Static(0.5, seed=5)}
+    "erk": lambda: sl.RigL(0.7, drop_fraction=0.5, distribution="erk", **DYNAMIC),
+    "global": lambda: sl.GMP(RISING, distribution="global", init_method="topk", **DYNAMIC),
+    "ties": lambda: sl.GMP(0.6, init_method="checkerboard", tie_breaker="random", **DYNAMIC),
+    "2:4": lambda: sl.Group(
+        {"2.weight": sl.RigL(0.5, score_shaper="2:4", **DYNAMIC), "*": sl.Static(0.5, seed=5)}
     ),
-    "heads": lambda: Group(
-        {"0.weight": RigL(0.5, balance_out_groups=3, **DYNAMIC), "*": Static(0.5, seed=5)}
+    "heads": lambda: sl.Group(
+        {"0.weight": sl.RigL(0.5, balance_out_groups=3, **DYNAMIC), "*": sl.Static(0.5, seed=5)}
     ),
-    "topk": lambda: TopK(RISING, gradient_rms=0.01, seed=5),
-    "srste": lambda: SRSTE(0.5, decay=0.1, seed=5),
-    "topkast": lambda: TopKAST(0.8, backward_sparsity=0.5, regularization=0.1, **DYNAMIC),
-    "own": lambda: Static(0.5, init_method=lambda p, s: p > p.median()),
-    "falling": lambda: SET([0.9, 0.1], **DYNAMIC),
-    "one rigl": lambda: RigL(0.7, drop_fraction=0.5, distribution="erk", **DYNAMIC),
-    "one rising": lambda: GraNet(RISING, drop_fraction=0.5, **DYNAMIC),
-    "one falling": lambda: RigL([0.9, 0.5, 0.7], drop_fraction=0.3, **DYNAMIC),
-    "dense": lambda: SET(0.9, init_method="balanced-topk", grown_init="uniform", **DYNAMIC),
+    "topk": lambda: sl.TopK(RISING, gradient_rms=0.01, seed=5),
+    "srste": lambda: sl.SRSTE(0.5, decay=0.1, seed=5),
+    "topkast": lambda: sl.TopKAST(0.8, backward_sparsity=0.5, regularization=0.1, **DYNAMIC),
+    "own": lambda: sl.Static(0.5, init_method=lambda p, s: p > p.median()),
+    "falling": lambda: sl.SET([0.9, 0.1], **DYNAMIC),
+    "one rigl": lambda: sl.RigL(0.7, drop_fraction=0.5, distribution="erk", **DYNAMIC),
+    "one rising": lambda: sl.GraNet(RISING, drop_fraction=0.5, **DYNAMIC),
+    "one falling": lambda: sl.RigL([0.9, 0.5, 0.7], drop_fraction=0.3, **DYNAMIC),
+    "dense": lambda: sl.SET(0.9, init_method="balanced-topk", grown_init="uniform", **DYNAMIC),
 }
 
 
@@ -218,7 +208,7 @@ def train_sharded(case, world_size, rank, num_steps, num_outputs=10):
 
 def check_that_sharding_is_checked(world_size):
     mesh = init_device_mesh("cpu", (world_size,))
-    model, algorithm = make_model(), Static(0.5)
+    model, algorithm = make_model(), sl.Static(0.5)
     algorithm.apply(model)
     fully_shard(model, mesh=mesh)
     with pytest.raises(ValueError, match="0.weight' was sharded after it got its mask; call fully"):
@@ -226,17 +216,17 @@ def check_that_sharding_is_checked(world_size):
     model = make_model()
     model[0].weight = nn.Parameter(distribute_tensor(model[0].weight, mesh, [Shard(1)]))
     with pytest.raises(ValueError, match=r"Shard\(dim=1\).*masks need Shard\(0\)"):
-        Static(0.5).apply(model)
+        sl.Static(0.5).apply(model)
 
 
 def check_that_a_sharded_state_resumes(world_size):
     """A state saved from shards goes on in one process, and the other way round."""
     mesh = init_device_mesh("cpu", (world_size,))
-    model, algorithm = fully_shard(make_model(), mesh=mesh), SET(0.7, update=1, seed=5)
+    model, algorithm = fully_shard(make_model(), mesh=mesh), sl.SET(0.7, update=1, seed=5)
     algorithm.apply(model)
     for _ in range(3):
         algorithm.update()
-    state, plain, other = algorithm.state_dict(), make_model(), SET(0.7, update=1, seed=5)
+    state, plain, other = algorithm.state_dict(), make_model(), sl.SET(0.7, update=1, seed=5)
     flags = {n: shards.whole(s["history"]["flags"]) for n, s in state["params"].items()}
     for name, value in flags.items():
         state["params"][name]["history"]["flags"] = value

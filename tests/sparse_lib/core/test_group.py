@@ -9,11 +9,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from sparse_lib.algorithms.rigl import RigL
-from sparse_lib.algorithms.set import SET
-from sparse_lib.algorithms.static import Static
-from sparse_lib.configure import configure
-from sparse_lib.core.group import Group
+import sparse_lib as sl
 from tests.sparse_lib.algorithm_cases import (
     assert_equal,
     driven,
@@ -25,11 +21,11 @@ from tests.sparse_lib.algorithm_cases import (
 
 def make_group():
     members = {
-        "0.weight": Static(0.3, seed=1),
-        ("0.*", "nothing*"): SET(0.9, update={"freq": 1}, seed=1),
-        lambda name, param: param.dim() > 1: RigL(0.8, update={"freq": 2}, seed=1),
+        "0.weight": sl.Static(0.3, seed=1),
+        ("0.*", "nothing*"): sl.SET(0.9, update={"freq": 1}, seed=1),
+        lambda name, param: param.dim() > 1: sl.RigL(0.8, update={"freq": 2}, seed=1),
     }
-    return Group(members)
+    return sl.Group(members)
 
 
 def test_the_first_match_wins_and_apply_is_order_free():
@@ -41,10 +37,10 @@ def test_the_first_match_wins_and_apply_is_order_free():
 
 
 def test_groups_are_extended_and_hooks_reach_every_member():
-    group = Group({"0.weight": Static(0.25)})
-    group.add(["2.*", "none"], SET(0.5))
-    group.extend(Group([(lambda name, param: True, Static(0.9, "from_zeros"))]))
-    assert len(group) == 3 and isinstance(group[1], SET)
+    group = sl.Group({"0.weight": sl.Static(0.25)})
+    group.add(["2.*", "none"], sl.SET(0.5))
+    group.extend(sl.Group([(lambda name, param: True, sl.Static(0.9, "from_zeros"))]))
+    assert len(group) == 3 and isinstance(group[1], sl.SET)
     seen = {}
     handles = group.register_target_sparsity_hook(
         lambda algorithm, name, target: seen.update({("target", name): target})
@@ -65,7 +61,7 @@ def test_groups_are_extended_and_hooks_reach_every_member():
 
 
 def test_one_optimizer_step_is_skipped_for_all_members():
-    group = Group({"0.*": RigL(0.5, 1, skip_update_on_mask_steps=True), "*": SET(0.5, 1)})
+    group = sl.Group({"0.*": sl.RigL(0.5, 1, skip_update_on_mask_steps=True), "*": sl.SET(0.5, 1)})
     model = make_model()
     optimizer = driven(group, model)
     before = snapshot(model)
@@ -76,14 +72,14 @@ def test_one_optimizer_step_is_skipped_for_all_members():
 
 def test_misuse():
     with pytest.raises(ValueError, match="at least one"):
-        Group().apply(nn.Linear(2, 2))
+        sl.Group().apply(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="cannot hold a Group"):
-        Group({"*": Group()})
+        sl.Group({"*": sl.Group()})
     with pytest.raises(TypeError, match="algorithms"):
-        Group({"*": 0.5})
+        sl.Group({"*": 0.5})
     for globs, lack in (("nothing", "matches 'n"), (["b*", "*t"], r"is left by earlier filters")):
         with pytest.raises(ValueError, match=f"no parameter {lack}.*, given to SET"):
-            Group([("[wb]*", Static(0.5)), (globs, SET(0.5))]).apply(nn.Linear(2, 2))
+            sl.Group([("[wb]*", sl.Static(0.5)), (globs, sl.SET(0.5))]).apply(nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +92,7 @@ def test_misuse():
     ],
 )
 def test_each_glob_of_a_list_that_matches_nothing_is_warned_of(globs, idle):
-    group = Group([("2.weight", Static(0.5)), (globs, SET(0.5))])
+    group = sl.Group([("2.weight", sl.Static(0.5)), (globs, sl.SET(0.5))])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         group.apply(make_model())
@@ -110,7 +106,7 @@ def gpt2():
 
 
 def by_globs():
-    return configure(
+    return sl.configure(
         [
             {"sparsity": 0.3, "param_filter": "*attn*"},
             {"algorithm": "set", "sparsity": 0.9, "param_filter": ["*mlp*weight", "*mlp*bias"]},
@@ -128,9 +124,12 @@ def masks_and_warnings(model, apply):
 @pytest.mark.parametrize(
     ("build", "make"),
     [
-        (make_model, lambda: Group({"*": Static(0.5), lambda name, param: False: SET(0.5)})),
+        (
+            make_model,
+            lambda: sl.Group({"*": sl.Static(0.5), lambda name, param: False: sl.SET(0.5)}),
+        ),
         (gpt2, by_globs),
-        (gpt2, lambda: configure(0.75)),
+        (gpt2, lambda: sl.configure(0.75)),
     ],
 )
 def test_applying_from_the_model_is_bit_identical(build, make):
@@ -148,13 +147,13 @@ def test_applying_from_the_model_is_bit_identical(build, make):
 def test_a_part_of_a_model_can_be_applied_from_that_part():
     one, two = gpt2(), gpt2()
     two.load_state_dict(one.state_dict())
-    one.transformer.h.apply(Static(0.5, seed=1))
-    Static(0.5, seed=1).apply(two.transformer.h)
+    one.transformer.h.apply(sl.Static(0.5, seed=1))
+    sl.Static(0.5, seed=1).apply(two.transformer.h)
     assert_equal(snapshot(one), snapshot(two))
     assert not hasattr(one.transformer.wte, "weight_mask")
 
 
-@pytest.mark.parametrize("groups", [[1], [("*",)], [Static(0.5)], ["ab"]])
+@pytest.mark.parametrize("groups", [[1], [("*",)], [sl.Static(0.5)], ["ab"]])
 def test_what_are_no_pairs_is_refused(groups):
     with pytest.raises(TypeError, match="takes a dict or .filter, algorithm. pairs, not"):
-        Group(groups)
+        sl.Group(groups)

@@ -104,24 +104,6 @@ def test_flops_of_a_run_are_the_sum_of_its_steps(sparsity):
     assert summary["dense_run"] == 10 * 3 * 2 * 8 * (12 * 16 + 16 * 6)
 
 
-def test_metrics_of_a_group_are_of_all_members():
-    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
-    algorithm = sl.Group({"0.*": sl.Static(0.5), "1.*": sl.SET(0.75, update=1)})
-    optimizer = driven(algorithm, model)
-    for _ in range(3):
-        model(torch.ones(1, 4)).sum().backward()
-        optimizer.step()
-    summary = algorithm.metrics()
-    assert list(summary["tensors"]) == ["0.weight", "1.weight"]
-    assert summary["sparsity"] == (8 + 12) / 32
-    assert summary["tensors"]["1.weight"]["num_updates"] == 3
-    moved = summary["tensors"]["1.weight"]
-    assert summary["survival"] == moved["survival"] is not None
-    assert summary["degree_of_constraint"] == pytest.approx(
-        (8 * 1.0 + 4 * moved["degree_of_constraint"]) / 12
-    )
-
-
 def test_drop_fraction_of_the_present_step_is_among_the_metrics():
     model = nn.Linear(8, 8, bias=False)
     fraction = {"type": "linear", "init": 0.5, "slope": -0.1}

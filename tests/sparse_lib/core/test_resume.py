@@ -5,8 +5,7 @@ import io
 import pytest
 import torch
 
-from sparse_lib.algorithms.rigl import RigL
-from sparse_lib.core.group import Group
+import sparse_lib as sl
 from tests.sparse_lib.algorithm_cases import (
     ALGORITHMS,
     SCHEDULES,
@@ -83,10 +82,10 @@ def test_a_group_resumes_with_each_members_state():
     def build(seed):
         model = make_model(seed)
         members = {
-            "0.*": RigL([0.3, 0.5, 0.7], update=2, drop_fraction=[0.5, 0.3, 0.1]),
+            "0.*": sl.RigL([0.3, 0.5, 0.7], update=2, drop_fraction=[0.5, 0.3, 0.1]),
             "*": make("granet", 0.5, seed=None, pruning="global"),
         }
-        algorithm = Group(members, seed=seed)
+        algorithm = sl.Group(members, seed=seed)
         algorithm.apply(model)
         optim = OPTIMIZERS["adamw"](model.parameters())
         algorithm.apply(optim)
@@ -109,7 +108,7 @@ def test_the_peers_state_loads():
     algorithm.apply(model)
     algorithm.load_state_dict({"step": 4, "sparsity": {"0.weight": {"index": 2}}})
     assert algorithm.step == 4 and algorithm.sparsity["2.weight"](4) == 0.5
-    group = Group({"0.*": make("static"), "*": make("gmp", [0.3, 0.5, 0.7])})
+    group = sl.Group({"0.*": make("static"), "*": make("gmp", [0.3, 0.5, 0.7])})
     group.apply(make_model())
     group.load_state_dict([{}, {"step": 4, "sparsity": {"2.weight": {"index": 3}}}])
     assert group.step == 4 and group[1].sparsity["2.weight"](4) == 0.7

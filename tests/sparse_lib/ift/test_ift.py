@@ -13,7 +13,6 @@ import sparse_lib as sl
 from sparse_lib import ift
 from sparse_lib.layers import describe
 from tests.sparse_lib import tiny_models
-from tests.sparse_lib.algorithm_cases import driven
 
 LOCAL = ["parallel", "factorized", "doped"]
 sparsities = st.floats(0, 0.99)
@@ -191,24 +190,6 @@ def test_mobilenet_keeps_depthwise_convolutions_dense(family):
         if row.sparsity == 0 and row.operation == "conv2d":
             assert 0.75 <= row.ratio / (2 if family == "wide" else 1) <= 1.25  # multiples of 8
     assert run(new).shape == (2, 5)
-
-
-@pytest.mark.parametrize("algorithm", ["static", "rigl"])
-@pytest.mark.parametrize("family", list(ift.FAMILIES))
-def test_any_algorithm_drives_the_masks(family, algorithm):
-    torch.manual_seed(0)
-    model, config, report = ift.transform(llama(), family, 0.75)
-    options = {} if algorithm == "static" else {"update": {"freq": 1}}
-    group = sl.configure(config | options | {"algorithm": algorithm})
-    optimizer = driven(group, model, lr=0.01)
-    for _ in range(3):
-        run(model).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    masks = {name: sparse.mask for name, sparse in group.sparse_params.items()}
-    assert set(masks) == set(config["param_filter"])
-    dropped = sum(int((~mask).sum()) for mask in masks.values())
-    assert dropped == report.parameters_after - report.nonzero_after
 
 
 class Shared(nn.Module):
