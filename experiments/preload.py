@@ -1,13 +1,13 @@
 """A fork server per `snakemake` command: it imports the large libraries once, jobs fork from it.
 
 Importing torch, transformers and lm-eval takes longer than a short run trains. A job's ``python -m
-experiments ...`` sends its arguments, folder, environment and standard streams over a socket,
-waits, passes signals on, and ends as its fork does. It does its work itself where nobody listens,
-or where the server has another interpreter, folder, or setting that a library reads at import.
+experiments ...`` sends its arguments, environment and standard streams over a socket, waits, passes
+signals on, and ends as its fork does. It does its work itself where nobody listens, where the
+server has another interpreter, folder, or setting that a library reads at import, or where a file
+of the code has changed since the server imported it.
 
 Libraries and the code of this repository are imported when a command of their kind comes for the
-second time. Where a file of that code has changed since, a job imports the code itself: it runs
-what the files hold when it begins.
+second time.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ import gc
 import importlib
 import json
 import os
-import runpy
 import secrets
 import select
 import signal
 import socket
-import socketserver
 import subprocess
 import sys
 import threading
@@ -35,27 +33,14 @@ ADDRESS = "SPARSE_PRELOAD"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 #: Variables that libraries read once, when they are imported.
 READ_AT_IMPORT = (*THREADS, "HF_HUB_OFFLINE", "HF_HOME", "MPLBACKEND", "ATEN_CPU_CAPABILITY")
-_MODELS = (
-    "torch",
-    "datasets",
-    "lm_eval.models.huggingface",
-    "lm_eval.tasks",
-    "transformers.models.gpt2.modeling_gpt2",
-    "transformers.models.llama.modeling_llama",
-)
-_PAGES: tuple[str, ...] = ("jinja2", "markdown", "matplotlib.pyplot", "pandas", "pyarrow.parquet")
-_PAGES += ("scipy.optimize", "scipy.stats")
+_MODELS = "torch datasets lm_eval.models.huggingface lm_eval.tasks"
+_MODELS += " transformers.models.gpt2.modeling_gpt2 transformers.models.llama.modeling_llama"
+_PAGES = "jinja2 markdown matplotlib.pyplot pandas pyarrow.parquet scipy.optimize scipy.stats"
 #: Modules of other projects that each command imports.
-LIBRARIES = {
-    "train": _MODELS,
-    "evaluate": _MODELS,
-    "collect": ("pandas", "pyarrow.parquet", "scipy.stats"),
-    "report": _PAGES,
-    "index": _PAGES,
-}
-_COMMANDS = list(LIBRARIES)
+LIBRARIES = dict.fromkeys(("train", "evaluate"), _MODELS)
+LIBRARIES |= dict.fromkeys(("collect", "report", "index"), _PAGES)
 #: Modules of this repository that all commands import.
-OWN = ("experiments.cli.app", "experiments.store.collect", "experiments.report.render")
+OWN = "experiments.cli.app experiments.store.collect experiments.report.render"
 
 
 def start(scale: str) -> None:
@@ -82,19 +67,20 @@ def hand_over(arguments: list[str]) -> None:
     job = {"arguments": arguments, "environment": dict(os.environ), "origin": _origin()}
     try:
         connection.connect("\0" + address)
-        socket.send_fds(connection, [bytes([_COMMANDS.index(arguments[0])])], [0, 1, 2])
+        socket.send_fds(connection, [b" "], [0, 1, 2])
         connection.sendall(json.dumps(job).encode() + b"\n")
         answers = connection.makefile()
-        pid = int(answers.readline() or 0)
+        taken = answers.readline()
     except OSError:
         return
-    if not pid:
+    if not taken:
         return
     passed: list[int] = []
 
     def pass_on(number: int, _frame: Any) -> None:
         passed.append(number)
-        _kill(pid, number)
+        with contextlib.suppress(OSError):
+            connection.send(bytes([number]))
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, pass_on)
@@ -113,111 +99,97 @@ def _origin() -> list[Any]:
 
 
 def _code() -> dict[str, int]:
-    """The modules of this repository that are imported, and when their files were written."""
+    """Files of this repository's modules that are imported, and when they were written."""
     own = [name for name in sys.modules if name.split(".")[0] in ("experiments", "sparse_lib")]
-    files = {name: getattr(sys.modules[name], "__file__", None) for name in own}
-    return {
-        name: os.stat(file).st_mtime_ns if file and os.path.exists(file) else 0
-        for name, file in files.items()
-    }
+    files = [getattr(sys.modules[name], "__file__", None) for name in own]
+    return {file: os.stat(file).st_mtime_ns for file in files if file and os.path.exists(file)}
 
 
-def _kill(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+def _work(connection: socket.socket, streams: list[int], job: dict[str, Any]) -> None:
+    """Become the process that was called, do the command, and tell how it ended."""
 
+    def obey() -> None:
+        """Take the caller's signals, and stop once nobody waits for the work."""
+        number = b" "
+        while number:
+            number = b""
+            with contextlib.suppress(OSError):
+                number = connection.recv(1)
+            os.kill(os.getpid(), number[0] if number else signal.SIGTERM)
 
-class Job(socketserver.BaseRequestHandler):
-    """A command that somebody waits for, in its own fork."""
-
-    request: socket.socket
-    server: Server
-
-    def handle(self) -> None:
-        """Become the process that was called, do the command, and tell how it ended."""
-        self.server.socket.close()  # else jobs wait for a server that was killed
-        self.request.settimeout(10)
-        try:
-            _, streams, _, _ = socket.recv_fds(self.request, 1, 3)
-            job = json.loads(self.request.makefile().readline())
-            if job["origin"] != self.server.origin:
-                return
-            self.request.settimeout(None)
-            self.request.sendall(b"%d\n" % os.getpid())
-        except (OSError, ValueError):  # the caller may have been interrupted meanwhile
-            return
-        threading.Thread(target=self.end_with_the_caller, daemon=True).start()
-        for number, stream in enumerate(streams):
-            os.dup2(stream, number)
-        sys.stdin, sys.stdout, sys.stderr = (
-            open(number, mode, buffering=1, closefd=False) for number, mode in enumerate("rww")
-        )
-        os.environ.clear()
-        os.environ.update(job["environment"])
-        del os.environ[ADDRESS]
-        if self.server.code != (now := _code()):
-            for name in now:
-                del sys.modules[name]
-        sys.argv[1:] = job["arguments"]
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(number, mode, buffering=1, closefd=False) for number, mode in enumerate("rww")
+    )
+    os.environ.clear()
+    os.environ.update(job["environment"])
+    del os.environ[ADDRESS]
+    sys.argv = [str(Path(__file__).with_name("__main__.py")), *job["arguments"]]
+    connection.sendall(b"taken\n")
+    threading.Thread(target=obey, daemon=True).start()
+    code = 1
+    try:
+        importlib.import_module("experiments.cli.app").main()
         code = 0
-        try:
-            runpy.run_module("experiments", run_name="__main__", alter_sys=True)
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(end.code is not None)
-            if isinstance(end.code, str):
-                print(end.code, file=sys.stderr)
-        except BaseException:
-            traceback.print_exc()
-            code = 1
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self.request.sendall(b"%d\n" % code)
-
-    def end_with_the_caller(self) -> None:
-        """Stop the work once nobody waits for it."""
-        with contextlib.suppress(OSError):
-            if not self.request.recv(1):
-                _kill(os.getpid(), signal.SIGTERM)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    connection.sendall(b"%d\n" % code)
 
 
-class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
-    """Forks a process per job until standard input ends."""
+def _load(command: str, scale: str) -> None:
+    """Import what a command needs; what fails is left to the commands."""
+    from experiments.evaluation.environment import quiet_and_offline
 
-    max_children = 1024
-    timeout = 0.5
-    seen: set[str] = set()
-    origin: list[Any]
-    code: dict[str, int] = {}
-
-    def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Import the libraries of a command that comes for the second time."""
-        kind = request.recv(1, socket.MSG_PEEK)
-        if not kind or kind[0] >= len(_COMMANDS):
-            return False
-        command = _COMMANDS[kind[0]]
-        if command in self.seen:
-            from experiments.evaluation.environment import quiet_and_offline
-
-            quiet_and_offline()
-            for name in (*LIBRARIES[command], *OWN):
-                with contextlib.suppress(Exception):  # left to the commands that need it
-                    importlib.import_module(name)
-            with contextlib.suppress(Exception):
-                importlib.import_module("experiments.specs.lookup").known_runs(sys.argv[1])
-            self.code = _code()
-        self.seen.add(command)
-        gc.freeze()  # a fork's collections leave alone, and so do not copy, what is here
-        return True
+    quiet_and_offline()
+    for name in f"{LIBRARIES[command]} {OWN}".split():
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    with contextlib.suppress(Exception):
+        importlib.import_module("experiments.specs.lookup").known_runs(scale)
 
 
 def main() -> None:
-    """Serve jobs at the address in the environment."""
-    with Server("\0" + os.environ[ADDRESS], Job) as server:
-        server.origin = _origin()  # as of now: what is imported may set variables
+    """Serve jobs at the address in the environment until standard input ends."""
+    origin, code = _origin(), _code()  # as of now: what is imported may set variables
+    seen: set[str] = set()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # jobs that end leave nothing behind
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("\0" + os.environ[ADDRESS])
+        server.listen(1024)
         print("listening", flush=True)
-        while not select.select([0], [], [], 0)[0]:
-            server.handle_request()
+        while 0 not in select.select([0, server.fileno()], [], [])[0]:
+            connection = server.accept()[0]
+            connection.settimeout(10)
+            streams: list[int] = []
+            with contextlib.suppress(OSError, ValueError):  # the caller may have been interrupted
+                _, streams, _, _ = socket.recv_fds(connection, 1, 3)
+                job = json.loads(connection.makefile().readline())
+                command = job["arguments"][0]
+                if job["origin"] == origin and code == _code():
+                    if command in seen:
+                        _load(command, sys.argv[1])
+                        code = _code()
+                    seen.add(command)
+                    gc.freeze()  # collections of a fork leave alone, and so do not copy, it
+                    if not os.fork():
+                        try:
+                            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                            server.close()  # else jobs wait for a server that was killed
+                            connection.settimeout(None)
+                            _work(connection, streams, job)
+                        finally:
+                            os._exit(0)
+            for stream in streams:
+                os.close(stream)
+            connection.close()
 
 
 if __name__ == "__main__":
