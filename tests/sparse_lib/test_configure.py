@@ -13,21 +13,17 @@ from sparse_lib.checks import SettingError
 from tests.sparse_lib.algorithm_cases import assert_enforced, driven, make_model, train
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed_tokens = nn.Embedding(10, 8)
-        self.fc_layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
-        self.norm = nn.LayerNorm(8)
-        self.final_layer = nn.Linear(8, 8)
-        self.lm_head = nn.Linear(8, 10)
+def net():
+    layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+    parts = {"embed_tokens": nn.Embedding(10, 8), "fc_layers": layers, "norm": nn.LayerNorm(8)}
+    return nn.ModuleDict(parts | {"final_layer": nn.Linear(8, 8), "lm_head": nn.Linear(8, 10)})
 
 
 BLOCK = {"fc_layers.0.weight", "fc_layers.1.weight", "final_layer.weight"}
 
 
 def sparsities(config):
-    model, group = Net(), sl.configure(config)
+    model, group = net(), sl.configure(config)
     group.apply(model)
     return {k: v["sparsity"] for k, v in group.metrics()["tensors"].items()}
 

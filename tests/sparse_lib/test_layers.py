@@ -68,34 +68,20 @@ def test_default_filter_goes_by_name_without_the_model(names):
         assert not default_filter(f"{name}.bias", torch.empty(4))
 
 
-class Net(nn.Module):
-    def __init__(self, *names):
-        super().__init__()
-        for name in names:
-            setattr(self, name, nn.Linear(4, 4))
-
-
 @pytest.mark.parametrize(
     ("names", "sparse"),
     [(["fc", "out"], {"fc", "out"}), (["conv", "fc"], {"conv"}), (["fc"], set())],
 )
 def test_a_layer_called_fc_is_a_head_only_where_it_is_the_last(names, sparse):
-    model = Net(*names)
+    model = nn.ModuleDict({name: nn.Linear(4, 4) for name in names})
     chosen = {n for n, param in model.named_parameters() if default_filter(n, param, model)}
     by_role = {layer.name for layer in describe(model) if layer.role == "block"}
     assert {name.split(".")[0] for name in chosen} == by_role == sparse
 
 
 def test_default_filter_sees_tied_weights_whatever_their_name():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.project = nn.Linear(4, 9, bias=False)
-            self.symbols = nn.Embedding(9, 4)
-            self.symbols.weight = self.project.weight
-
-    model = Tied()
-    weight = model.project.weight
+    model = nn.ModuleDict({"project": nn.Linear(4, 9, bias=False), "symbols": nn.Embedding(9, 4)})
+    weight = model["symbols"].weight = model["project"].weight
     assert default_filter("project.weight", weight)
     assert not default_filter("project.weight", weight, model)
 

@@ -213,26 +213,14 @@ def test_directions_of_weight_norm_have_the_layout_of_their_layer():
     assert (mask.movedim(0, -1).reshape(-1, 4).sum(1) == 2).all()
 
 
-class Mixture(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gate = nn.Linear(8, 2)
-        self.experts = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
-        self.shared_expert_gate = nn.Linear(8, 1)
-
-
-class Gated(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gate, self.up = nn.Linear(8, 16), nn.Linear(8, 16)
-
-
 def test_routers_depthwise_convolutions_and_bilinear_layers_are_dense_by_default():
+    experts = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+    mixture = {"gate": nn.Linear(8, 2), "experts": experts, "shared_expert_gate": nn.Linear(8, 1)}
     model = nn.ModuleDict(
         {
             "mixtral": mixtral(),
-            "mixture": Mixture(),
-            "gated": Gated(),
+            "mixture": nn.ModuleDict(mixture),
+            "gated": nn.ModuleDict({"gate": nn.Linear(8, 16), "up": nn.Linear(8, 16)}),
             "wide": nn.Conv2d(8, 16, 3, groups=8),
             "grouped": nn.Conv2d(8, 16, 3, groups=4),
             "transposed": nn.ConvTranspose1d(8, 8, 3, groups=8),

@@ -37,17 +37,6 @@ def test_an_average_of_weights_alone_is_not_cut_by_its_old_mask():
     assert torch.equal(average[0].weight, before)
 
 
-def test_a_copy_that_gets_mask_and_weights_computes_with_the_mask():
-    model = nn.Linear(8, 8, bias=False)
-    sl.Static(0.5, seed=0).apply(model)
-    twin = copy.deepcopy(model)
-    mask = torch.rand(8, 8) < 0.3
-    with torch.no_grad():
-        twin.weight_mask.copy_(mask)
-        twin.weight.fill_(1.0)
-    assert torch.equal(twin(torch.ones(1, 8))[0], mask.sum(1).float())
-
-
 def test_functional_calls_leave_the_tensors_they_are_given():
     model = nn.Linear(8, 8)
     sl.Static(0.5, seed=0).apply(model)

@@ -83,7 +83,7 @@ def test_min_max_end():
     assert Cosine(0.4, 10).get_min_max_end(0, 100) == (0.0, 0.4, 0.0)
     assert Cosine(0.4, 10, compat=CSTORCH).get_min_max_end(0, 20) == pytest.approx((0, 0.4, 0.4))
     assert Cycling([0.3, 0.1, 0.2]).get_min_max_end(0, 5) == (0.1, 0.3, 0.2)
-    assert Periodic([0.3, 0.1, 0.2], 10).get_min_max_end(0, 1000) == (0.1, 0.3, 0.1)
+    assert Periodic([0.3, 0.2, 0.1], 10).get_min_max_end(0, 1000) == (0.1, 0.3, 0.2)
     assert Periodic([0.3, 0.1, 0.2], 10).get_min_max_end(0, 12) == (0.1, 0.3, 0.1)
     bump = Lambda(lambda step: 1.0 if step == 500 else 0.0)
     assert bump.get_min_max_end(0, 1000) == (0.0, 1.0, 0.0)
