@@ -246,9 +246,9 @@ def describe_packed(model: nn.Module) -> list[tuple[LayerDescription, nn.Paramet
     for path, module in model.named_modules():
         if not getattr(module, "is_packed", False):
             continue
-        kind, name = layer_kind(module._layer) or "parameter", f"{path}.weight".lstrip(".")
+        kind, name = layer_kind(module) or "parameter", f"{path}.weight".lstrip(".")
         shape, role = tuple(module.weight_shape), _role(name, kind)
-        layout = layout_of(module._layer, "weight", torch.empty(shape, device="meta"))
+        layout = layout_of(module, "weight", torch.empty(shape, device="meta"))
         dense = _dense_reason(name, shape, kind, (role,), layout)
         layer = LayerDescription(path, name, kind, shape, role, layout, dense)
         found.append((layer, module.values))

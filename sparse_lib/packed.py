@@ -6,6 +6,7 @@ no memory, and an optimizer needs no time for them. State dicts keep their dense
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,8 +24,6 @@ from sparse_lib.execution.layers import is_watched, skipping_mixin
 from sparse_lib.execution.products import Rows, SkipProduct, Structures, Windows
 
 _WEIGHT, _MASK = "weight", mask_name("weight")
-#: Attributes of a module that hold its hooks.
-_HOOKS = [name for name in vars(nn.Module()) if "_hook" in name]
 #: Optimizers that read the shape of a weight.
 _OF_MATRICES = ("Adafactor", "Muon")
 #: Marks parameters that took another's place in an optimizer.
@@ -34,49 +33,30 @@ _EXCHANGED = "_sparse_lib_exchanged"
 class PackedLayer(nn.Module):
     """A Linear, Conv2d or transformers' Conv1D that holds its unmasked weights alone; see `pack`.
 
-    Its state dict has ``weight`` and ``weight_mask`` in the form that the masked layer's had. Hooks
-    are those of the layer, and hooks that are added are the layer's after `unpack`. ``values`` are
-    the unmasked weights by rows of the dense weight, `[num_nonzero]`.
+    It is the layer itself, of another class meanwhile. Its state dict has ``weight`` and
+    ``weight_mask`` in the form that the masked layer's had. ``values`` are the unmasked weights by
+    rows of the dense weight, `[num_nonzero]`.
     """
 
     is_packed = True
     requires_dense = True  # algorithms mask none of these parameters
 
-    _layer: nn.Module
+    dense_class: type[nn.Module]
+    values: nn.Parameter
+    bias: nn.Parameter | None
+    geometry: Rows | Windows
+    weight_shape: torch.Size
+    _bits: np.ndarray
+    _structures: Structures | None
 
-    def __init__(self, layer: nn.Module, geometry: Rows | Windows) -> None:
-        super().__init__()
-        weight, mask = layer._parameters[_WEIGHT], layer._buffers[_MASK]
-        assert weight is not None and mask is not None
-        mask = mask != 0
-        self.__dict__.update({name: layer.__dict__[name] for name in _HOOKS})
-        self.geometry, self.weight_shape = geometry, weight.shape
-        # No buffer: an average of buffers, or a cast of them, is no mask.
-        self._bits = np.packbits(mask.flatten().cpu().numpy())
-        values = weight.detach()[mask]
-        self.values = nn.Parameter(values, requires_grad=weight.requires_grad)
-        self.bias: nn.Parameter | None = layer._parameters["bias"]
-        self._structures: Structures | None = None
-        self.train(layer.training)
-        # What the layer is besides its weight; not a submodule, since its tensors are here.
-        layer._parameters[_WEIGHT] = layer._buffers[_MASK] = None
-        shared = ("_buffers", "_non_persistent_buffers_set")
-        self.__dict__.update({name: layer.__dict__[name] for name in shared}, _layer=layer)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_structures": None}  # copies build their own
-
-    def __getattr__(self, name: str) -> Any:
-        """Settings of the layer, such as ``in_features``."""
-        layer = self.__dict__.get("_layer")
-        if layer is not None and name in layer.__dict__:
-            return layer.__dict__[name]
-        return super().__getattr__(name)
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        state = {**self.__dict__, "_structures": None}  # copies build their own
+        return _empty_layer, (self.dense_class,), state
 
     def extra_repr(self) -> str:
         """The layer's own description, and how many of its weights are left."""
         kept, total = self.values.numel(), self.weight_shape.numel()
-        return f"{type(self._layer).__name__}, {kept} of {total} weights"
+        return f"{super().extra_repr()}, {kept} of {total} weights"
 
     @property
     def mask(self) -> Tensor:
@@ -87,7 +67,7 @@ class PackedLayer(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The dense weight, made at each call; its gradients reach `values`."""
-        return self.values.new_zeros(self.weight_shape).masked_scatter(self.mask, self.values)
+        return _spread(self.mask, self.values)
 
     # `torch.compiler.disable`, but the compiler is imported at the first call.
     @torch._disable_dynamo
@@ -125,9 +105,8 @@ class PackedLayer(nn.Module):
         super()._save_to_state_dict(own, prefix, keep_vars)
         weight = self.weight if keep_vars else self.weight.detach()
         own |= {prefix + _WEIGHT: weight, prefix + _MASK: self.mask}
-        for key in (prefix + name for name in (_WEIGHT, "bias", *self._buffers)):
-            if key in own:
-                destination[key] = own[key]
+        names = [prefix + name for name in (_WEIGHT, "bias", *self._buffers)]
+        destination.update({name: own[name] for name in names if name in own})
 
     def _load_from_state_dict(
         self,
@@ -142,9 +121,7 @@ class PackedLayer(nn.Module):
         key, own, mask = prefix + _WEIGHT, prefix + "values", self.mask
         given = {name: tensor for name, tensor in state_dict.items() if name != own}
         weight, saved = given.pop(key, None), given.pop(prefix + _MASK, None)
-        missing_keys += [
-            name for name, at in ((key, weight), (prefix + _MASK, saved)) if at is None
-        ]
+        missing_keys += [name for name in (key, prefix + _MASK) if name not in state_dict]
         if strict and own in state_dict:
             unexpected_keys.append(own)
         given[own] = self.values.detach()
@@ -160,6 +137,17 @@ class PackedLayer(nn.Module):
         super()._load_from_state_dict(
             given, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
+
+
+@functools.cache
+def _class_of(kind: Any) -> type[nn.Module]:
+    members = {"dense_class": kind, "__module__": __name__}
+    return type(kind.__name__, (PackedLayer, kind), members)
+
+
+def _empty_layer(kind: type[nn.Module]) -> nn.Module:
+    """A packed layer without contents, for pickle, which would not find its class."""
+    return object.__new__(_class_of(kind))  # type: ignore[arg-type]
 
 
 def pack(
@@ -196,21 +184,25 @@ def pack(
         raise ValueError(f"least_sparsity must be in [0, 1], got {least_sparsity!r}")
     inner = None if optimizer is None else _check_optimizer(optimizer)
     found = list(_packable(model, least_sparsity))
-    for name, _, _, layer, _ in found:
+    for name, layer, _ in found:
         _check_layer(inner, name, layer)
-    for _, parent, child, layer, geometry in found:
+    for _, layer, geometry in found:
         if (guard := guards(layer).get(_WEIGHT)) is not None:
             if guard.driver is not None:
                 guard.driver.detach(layer)
             guard.remove()
-        weight, mask = layer._parameters[_WEIGHT], layer._buffers[_MASK]
-        packed = PackedLayer(layer, geometry)
-        parent._modules[child] = packed
-
-        def select(state: Tensor, kept: Any = mask) -> Tensor:
-            return state[kept != 0]
-
-        _exchange(inner, weight, packed.values, select)
+        own, weight, mask = layer._parameters, layer._parameters[_WEIGHT], layer._buffers[_MASK]
+        assert weight is not None and mask is not None
+        kept = mask != 0
+        values = nn.Parameter(weight.detach()[kept], requires_grad=weight.requires_grad)
+        own[_WEIGHT] = layer._buffers[_MASK] = None
+        own |= {"values": values, "bias": own.pop("bias")}
+        # No buffer: an average of buffers, or a cast of them, is no mask.
+        bits = np.packbits(kept.flatten().cpu().numpy())
+        layer.__dict__.update(geometry=geometry, weight_shape=weight.shape, _bits=bits)
+        layer.__dict__["_structures"] = None
+        layer.__class__ = _class_of(type(layer))  # type: ignore[arg-type]
+        _exchange(inner, weight, values, functools.partial(torch.masked_select, mask=kept))
     return [name for name, *_ in found]
 
 
@@ -223,29 +215,22 @@ def unpack(model: nn.Module, optimizer: Optimizer | None = None) -> list[str]:
     """
     _check_model(model, "unpack")
     inner = None if optimizer is None else _check_optimizer(optimizer)
-    names, done = [], set()
-    for path, module in list(model.named_modules()):
-        for child, packed in list(module._modules.items()):
-            if not isinstance(packed, PackedLayer):
-                continue
-            module._modules[child] = packed._layer
-            if packed in done:
-                continue
-            done.add(packed)
-            mask, values, layer = packed.mask, packed.values, packed._layer
-            weight = nn.Parameter(packed.weight.detach(), requires_grad=values.requires_grad)
-            layer._parameters[_WEIGHT], layer._parameters["bias"] = weight, packed.bias
-            layer._buffers[_MASK] = mask
-            layer.__dict__.update({name: packed.__dict__[name] for name in _HOOKS})
-            layer.train(packed.training)
+    packed = [(path, m) for path, m in model.named_modules() if isinstance(m, PackedLayer)]
+    for _, layer in packed:
+        mask, values = layer.mask, layer.values
+        weight = nn.Parameter(layer.weight.detach(), requires_grad=values.requires_grad)
+        del layer._parameters["values"]
+        layer._parameters[_WEIGHT], layer._buffers[_MASK] = weight, mask
+        for name in ("geometry", "weight_shape", "_bits", "_structures"):
+            del layer.__dict__[name]
+        layer.__class__ = layer.dense_class  # type: ignore[assignment]
+        _exchange(inner, values, weight, functools.partial(_spread, mask))
+        MaskGuard(layer, _WEIGHT)
+    return [f"{path}.{_WEIGHT}" for path, _ in packed]
 
-            def spread(state: Tensor, kept: Tensor = mask) -> Tensor:
-                return state.new_zeros(kept.shape).masked_scatter(kept, state)
 
-            _exchange(inner, values, weight, spread)
-            MaskGuard(layer, _WEIGHT)
-            names.append(f"{path}.{child}.{_WEIGHT}".lstrip("."))
-    return names
+def _spread(mask: Tensor, values: Tensor) -> Tensor:
+    return values.new_zeros(mask.shape).masked_scatter(mask, values)
 
 
 def _check_model(model: Any, call: str) -> None:
@@ -269,30 +254,26 @@ def _check_model(model: Any, call: str) -> None:
 
 def _packable(
     model: nn.Module, least_sparsity: float
-) -> Iterator[tuple[str, nn.Module, str, nn.Module, Rows | Windows]]:
-    """Weight name, parent, child's name, layer and geometry of the layers that can be packed."""
-    every = list(model.modules())
-    uses = Counter(id(parameter) for module in every for parameter in module._parameters.values())
-    places = Counter(id(inner) for module in every for inner in module._modules.values())
-    for path, parent in model.named_modules():
-        for child, layer in parent._modules.items():
-            mixin = () if layer is None else skipping_mixin(type(layer))
-            if not mixin or layer is None or places[id(layer)] > 1:
-                continue
-            is_plain = set(layer._parameters) == {_WEIGHT, "bias"} and not layer._modules
-            if not is_plain or "forward" in layer.__dict__:  # a packed layer would not know
-                continue
-            weight, mask = layer._parameters[_WEIGHT], layer._buffers.get(_MASK)
-            if type(weight) is not nn.Parameter or mask is None or uses[id(weight)] > 1:
-                continue
-            geometry = mixin[0].geometry(layer)
-            fits = mask.shape == weight.shape and mask.numel() <= products.MOST_WEIGHTS
-            if isinstance(geometry, str) or not fits:
-                continue
-            if weight.is_meta:
-                raise ValueError(f"{path}.{child}.{_WEIGHT} has no data, it is on the meta device")
-            if 1 - int(mask.count_nonzero()) / max(mask.numel(), 1) >= least_sparsity:
-                yield f"{path}.{child}.{_WEIGHT}".lstrip("."), parent, child, layer, geometry
+) -> Iterator[tuple[str, nn.Module, Rows | Windows]]:
+    """Weight name, layer and geometry of the layers that can be packed."""
+    named = list(model.named_modules(remove_duplicate=False))
+    uses = Counter(id(parameter) for _, layer in named for parameter in layer._parameters.values())
+    for path, layer in named:
+        mixin = skipping_mixin(type(layer))
+        is_plain = set(layer._parameters) == {_WEIGHT, "bias"} and not layer._modules
+        if not (mixin and is_plain) or "forward" in layer.__dict__:  # it would not know of values
+            continue
+        weight, mask = layer._parameters[_WEIGHT], layer._buffers.get(_MASK)
+        if type(weight) is not nn.Parameter or mask is None or uses[id(weight)] > 1:
+            continue
+        geometry = mixin[0].geometry(layer)
+        fits = mask.shape == weight.shape and mask.numel() <= products.MOST_WEIGHTS
+        if isinstance(geometry, str) or not fits:
+            continue
+        if weight.is_meta:
+            raise ValueError(f"{path}.{_WEIGHT} has no data, it is on the meta device")
+        if 1 - int(mask.count_nonzero()) / max(mask.numel(), 1) >= least_sparsity:
+            yield f"{path}.{_WEIGHT}", layer, geometry
 
 
 def _check_optimizer(optimizer: Any) -> Optimizer:

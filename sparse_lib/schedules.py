@@ -256,9 +256,11 @@ class Cubic(_Monotone):
             self.prune_every_k_steps = check_integer(prune_every_k_steps, "prune_every_k_steps", 1)
 
     def compute(self, step: int) -> float:
-        times = int(step), self.sparsity_start_step, self.sparsity_end_step
-        intervals = (time // (self.prune_every_k_steps or 1) for time in times)
-        return _decay(self.init_sparsity, self.end_sparsity, *intervals, power=3)
+        interval = self.prune_every_k_steps or 1
+        start, stop = self.sparsity_start_step // interval, self.sparsity_end_step // interval
+        return _decay(
+            self.init_sparsity, self.end_sparsity, int(step) // interval, start, stop, power=3
+        )
 
 
 class Cosine(HyperParameterSchedule):

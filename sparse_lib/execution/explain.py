@@ -61,7 +61,7 @@ def explain(model: nn.Module, backend_or_name: Backend | str = "skip") -> Explan
     rows = []
     for path, module in model.named_modules():
         if getattr(module, "is_packed", False):
-            name, kind = f"{path}.weight".lstrip("."), type(module._layer).__name__
+            name, kind = f"{path}.weight".lstrip("."), type(module).__name__
             sparsity = 1 - module.values.numel() / max(module.weight_shape.numel(), 1)
             reason = kernels.unavailable()
             rows.append(LayerExecution(name, kind, sparsity, not reason, reason or ""))
