@@ -131,6 +131,53 @@ static inline __attribute__((always_inline)) void look_ahead(Ahead *a)
 #define KEEP_IN_REGISTER(v) (void)(v)
 #endif
 
+/* ---- words of the kernels of one instruction set ---- */
+
+#define VEC NAME(vec)
+#define PANEL (VECTORS * LANES)
+#define LOAD(p) (*(const VEC *)(p))
+#define STORE(p, v) (*(VEC *)(p) = (v))
+
+/* Element i of both: pairs of lanes within each group of four, as the hardware shuffles. */
+#define GROUPS_4(a, b, c, d) a, b, (c) + 4, (d) + 4
+#define SPREAD_4(x, j) __builtin_shufflevector(x, x, j, j, j, j)
+#define GROUPS_8(a, b, c, d) a, b, (c) + 8, (d) + 8, (a) + 4, (b) + 4, (c) + 12, (d) + 12
+#define SPREAD_8(x, j) __builtin_shufflevector(x, x, j, j, j, j, (j) + 4, (j) + 4, (j) + 4, (j) + 4)
+#define GROUPS_16(a, b, c, d)                                                                   \
+    a, b, (c) + 16, (d) + 16, (a) + 4, (b) + 4, (c) + 20, (d) + 20, (a) + 8, (b) + 8, (c) + 24, \
+        (d) + 24, (a) + 12, (b) + 12, (c) + 28, (d) + 28
+#define SPREAD_16(x, j)                                                                        \
+    __builtin_shufflevector(x, x, j, j, j, j, (j) + 4, (j) + 4, (j) + 4, (j) + 4, (j) + 8, (j) + 8, \
+                            (j) + 8, (j) + 8, (j) + 12, (j) + 12, (j) + 12, (j) + 12)
+#define GROUPS GLUE(GROUPS_, LANES)
+#define SPREAD GLUE(SPREAD_, LANES)
+#define SHUFFLE(x, y, a, b, c, d) __builtin_shufflevector(x, y, GROUPS(a, b, c, d))
+
+typedef float FOUR __attribute__((vector_size(16), aligned(4), may_alias));
+typedef int32_t FOUR_MASKS __attribute__((vector_size(16), aligned(4), may_alias));
+
+#define SMALL_BLOCK (LANES < 8 ? 4 : 8)
+#define BLOCK (LANES == 16 ? 16 : SMALL_BLOCK)
+
+#define EACH_ENTRY _Pragma("GCC unroll 4") for (int n = 0; n < 4; n++)
+
+/* The vectors of one panel row. Loops over them must unroll for the array to live in registers. */
+#define EACH_VECTOR _Pragma("GCC unroll 8") for (int k = 0; k < VECTORS; k++)
+
+/* Those of every other entry. */
+#define SECOND_SUMS GLUE(SUMS_, CHAINS)
+#define SUMS_1 a
+#define SUMS_2 b
+
+#define PANEL_ROW(entry) ((const float *)(base + (int64_t)offset[entry] * LINE))
+
+#define ADD_ENTRY(sums, n)                                                \
+    {                                                                     \
+        const float *p = (const float *)(base + NTH_OFFSET(offsets, n));  \
+        VEC v = SPREAD(values, n);                                        \
+        EACH_VECTOR if (k < vectors) sums[k] += v * LOAD(p + k * LANES);  \
+    }
+
 #define CHAINS 1
 #define LANES 4
 #define VECTORS 8
@@ -138,7 +185,6 @@ static inline __attribute__((always_inline)) void look_ahead(Ahead *a)
 #define TARGET
 #include "kernels.c"
 #undef LANES
-#undef SUFFIX
 #undef TARGET
 
 #if defined(__x86_64__)
@@ -147,7 +193,6 @@ static inline __attribute__((always_inline)) void look_ahead(Ahead *a)
 #define TARGET __attribute__((target("avx2,fma")))
 #include "kernels.c"
 #undef LANES
-#undef SUFFIX
 #undef TARGET
 
 /* Chains of multiply-adds that keep two units busy, each four cycles deep. */
@@ -155,14 +200,12 @@ static inline __attribute__((always_inline)) void look_ahead(Ahead *a)
 #define SUFFIX _avx512
 #define TARGET __attribute__((target("avx512f,avx512vl,avx512dq,avx2,fma")))
 #include "kernels.c"
-#undef SUFFIX
 #undef VECTORS
 
 /* Zen 4 has one unit for 512 bits. Narrow panels leave room in L1 for twice the columns. */
 #define VECTORS 4
 #define SUFFIX _avx512_narrow
 #include "kernels.c"
-#undef SUFFIX
 #undef CHAINS
 
 /* Zen 5 has two, which need eight chains: four vectors twice. */
@@ -170,7 +213,6 @@ static inline __attribute__((always_inline)) void look_ahead(Ahead *a)
 #define SUFFIX _avx512_two
 #include "kernels.c"
 #undef LANES
-#undef SUFFIX
 #undef TARGET
 #endif
 #undef VECTORS
@@ -970,33 +1012,6 @@ int gradients(const Structure *forward, const Structure *backward, const Dense *
 #else /* ---- kernels of one instruction set ---- */
 
 typedef float NAME(vec) __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-#define VEC NAME(vec)
-#define PANEL (VECTORS * LANES)
-#define LOAD(p) (*(const VEC *)(p))
-#define STORE(p, v) (*(VEC *)(p) = (v))
-
-/* Element i of both: pairs of lanes within each group of four, as the hardware shuffles. */
-#if LANES == 4
-#define GROUPS(a, b, c, d) a, b, (c) + 4, (d) + 4
-#define SPREAD(x, j) __builtin_shufflevector(x, x, j, j, j, j)
-#elif LANES == 8
-#define GROUPS(a, b, c, d) a, b, (c) + 8, (d) + 8, (a) + 4, (b) + 4, (c) + 12, (d) + 12
-#define SPREAD(x, j) __builtin_shufflevector(x, x, j, j, j, j, (j) + 4, (j) + 4, (j) + 4, (j) + 4)
-#else
-#define GROUPS(a, b, c, d)                                                                   \
-    a, b, (c) + 16, (d) + 16, (a) + 4, (b) + 4, (c) + 20, (d) + 20, (a) + 8, (b) + 8, (c) + 24, \
-        (d) + 24, (a) + 12, (b) + 12, (c) + 28, (d) + 28
-#define SPREAD(x, j)                                                                           \
-    __builtin_shufflevector(x, x, j, j, j, j, (j) + 4, (j) + 4, (j) + 4, (j) + 4, (j) + 8, (j) + 8, \
-                            (j) + 8, (j) + 8, (j) + 12, (j) + 12, (j) + 12, (j) + 12)
-#endif
-#define SHUFFLE(x, y, a, b, c, d) __builtin_shufflevector(x, y, GROUPS(a, b, c, d))
-
-typedef float NAME(four) __attribute__((vector_size(16), aligned(4), may_alias));
-#define FOUR NAME(four)
-typedef int32_t NAME(four_masks) __attribute__((vector_size(16), aligned(4), may_alias));
-#define FOUR_MASKS NAME(four_masks)
-
 /* Sums of four vectors, as four floats; each argument holds two that were shuffled and added. */
 TARGET static inline __attribute__((always_inline)) FOUR NAME(sum_of_pairs)(VEC ab, VEC cd)
 {
@@ -1013,9 +1028,6 @@ TARGET static inline __attribute__((always_inline)) FOUR NAME(sum_of_pairs)(VEC 
            __builtin_shufflevector(all, all, 12, 13, 14, 15);
 #endif
 }
-
-#define SMALL_BLOCK (LANES < 8 ? 4 : 8)
-#define BLOCK (LANES == 16 ? 16 : SMALL_BLOCK)
 
 /* SMALL_BLOCK rows and columns, transposed in registers. */
 TARGET static inline __attribute__((always_inline)) void
@@ -1160,11 +1172,6 @@ TARGET static void NAME(transpose_out)(void *numbers, int64_t stride, int64_t nu
     NAME(transpose_edges)(panel, PANEL, num_features, num_tokens, to, stride);
 }
 
-#define EACH_ENTRY _Pragma("GCC unroll 4") for (int n = 0; n < 4; n++)
-
-/* The vectors of one panel row. Loops over them must unroll for the array to live in registers. */
-#define EACH_VECTOR _Pragma("GCC unroll 8") for (int k = 0; k < VECTORS; k++)
-
 /* The same four values in each group of four lanes. */
 TARGET static inline __attribute__((always_inline)) VEC NAME(repeat)(const float *p)
 {
@@ -1176,15 +1183,6 @@ TARGET static inline __attribute__((always_inline)) VEC NAME(repeat)(const float
     return (VEC)_mm512_broadcast_f32x4(_mm_loadu_ps(p));
 #endif
 }
-
-#define PANEL_ROW(entry) ((const float *)(base + (int64_t)offset[entry] * LINE))
-
-#define ADD_ENTRY(sums, n)                                                \
-    {                                                                     \
-        const float *p = (const float *)(base + NTH_OFFSET(offsets, n));  \
-        VEC v = SPREAD(values, n);                                        \
-        EACH_VECTOR if (k < vectors) sums[k] += v * LOAD(p + k * LANES);  \
-    }
 
 /* The product over the first `vectors` vectors of each panel row, a constant. A token's sum has the
  * same order whatever tokens are beside it. */
@@ -1209,30 +1207,20 @@ NAME(multiply_some)(const Structure *s, const float *value, int64_t t, int64_t b
             VEC initial = zero + (bias ? bias[r] : 0.0f);
             EACH_VECTOR a[k] = initial;
         }
-#if CHAINS == 1
+        VEC b[VECTORS];
+        int has_two = CHAINS == 2 && i + 3 < stop;
+        if (has_two)
+            EACH_VECTOR b[k] = zero;
         for (; i + 3 < stop; i += 4) {
             uint64_t offsets = load_offsets(offset + i);
             VEC values = NAME(repeat)(value + i);
             ADD_ENTRY(a, 0)
-            ADD_ENTRY(a, 1)
+            ADD_ENTRY(SECOND_SUMS, 1)
             ADD_ENTRY(a, 2)
-            ADD_ENTRY(a, 3)
+            ADD_ENTRY(SECOND_SUMS, 3)
         }
-#else
-        if (i + 3 < stop) {
-            VEC b[VECTORS];
-            EACH_VECTOR b[k] = zero;
-            for (; i + 3 < stop; i += 4) {
-                uint64_t offsets = load_offsets(offset + i);
-                VEC values = NAME(repeat)(value + i);
-                ADD_ENTRY(a, 0)
-                ADD_ENTRY(b, 1)
-                ADD_ENTRY(a, 2)
-                ADD_ENTRY(b, 3)
-            }
+        if (has_two)
             EACH_VECTOR if (k < vectors) a[k] += b[k];
-        }
-#endif
         if (i + 1 < stop) {
             const float *p = PANEL_ROW(i), *q = PANEL_ROW(i + 1);
             float v = value[i], w = value[i + 1];
@@ -1376,21 +1364,7 @@ static const Kernels NAME(kernels) = {
     LANES, PANEL, PANEL * sizeof(float), 0, NAME(transpose_in), NAME(transpose_out),
     NAME(multiply), NAME(dot), NAME(add_sums), NAME(hash)};
 
-#undef VEC
-#undef FOUR
-#undef FOUR_MASKS
-#undef PANEL
-#undef EACH_VECTOR
-#undef EACH_ENTRY
-#undef LOAD
-#undef STORE
-#undef GROUPS
-#undef SHUFFLE
-#undef SPREAD
-#undef ADD_ENTRY
-#undef PANEL_ROW
-#undef BLOCK
-#undef SMALL_BLOCK
+#undef SUFFIX
 #undef TRANSPOSE_BLOCK
 
 #endif
