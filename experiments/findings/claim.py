@@ -108,6 +108,7 @@ class Comparison(Strict):
         {}, description="workloads, the primary one first; the first that is trained is taken"
     )
     trend: dict[Scale, list[Place]] = Field({}, description="other sparsities or budgets")
+    equal_flops: bool = Field(False, description="whether unequal training FLOPs are no fair test")
 
 
 class Check(Strict):

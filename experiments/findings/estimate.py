@@ -207,7 +207,6 @@ def judge(found: Estimate, target: float, *, is_published: bool) -> Word:
         return Word(SMALLER, reason=f"the interval contains zero and excludes half of the {asked}")
     per_seed = found.se**2 * min(found.seeds) if found.paired else 2 * found.sd**2
     wanted = math.ceil(per_seed * (4 / size) ** 2)
-    more = f"; {wanted:,} seeds of each arm bring its standard error to a quarter of that effect"
-    if wanted <= min(found.seeds):
-        more = ", though its standard error is below a quarter of that effect"
-    return Word(OPEN, reason=f"the interval contains zero and half of the {asked}{more}")
+    more = f", {wanted:,} seeds per method would tell" if wanted > min(found.seeds) else ""
+    whole = " and excludes all of it" if high < size else ""
+    return Word(OPEN, reason=f"the interval contains zero and half of the {asked}{whole}{more}")

@@ -6,6 +6,7 @@
    at half of it. Where the source gave all arms one rate, that of the dense model must. A study
    that tries no rate at a scale is a test of sparse arms, not of dense ones.
 3. The larger dense model beats the smaller.
+4. Where the claim is about equal FLOPs, the arms' training FLOPs differ by less than a tenth.
 
 Where runs start from another training, that one must pass too.
 """
@@ -28,6 +29,8 @@ LOSS = Outcome(
 WORKLOAD = ["model", "data", "budget", "stable"]
 #: Standard errors by which a masked arm may beat dense.
 ALLOWED = 2.0
+#: Ratio of training FLOPs up to which they count as equal.
+MOST_COST = 1.1
 
 
 @dataclass(frozen=True)
@@ -43,19 +46,39 @@ class Gate:
 
 
 def ask(
-    evidence: Evidence, rows: pd.DataFrame, arms: Sequence[Arm], outcome: Outcome, *, rates: str
+    evidence: Evidence,
+    rows: pd.DataFrame,
+    arms: Sequence[Arm],
+    outcome: Outcome,
+    *,
+    rates: str,
+    equal_flops: bool = False,
 ) -> Gate:
     """Ask the gate about the arms of a comparison.
 
     Args:
+        arms: Arm a and arm b of each model in turn.
         rates: ``own``, or ``shared`` where one rate for all is part of the claim.
+        equal_flops: Whether equal cost is part of the claim.
     """
+    if equal_flops and (failed := _unequal(evidence, rows, arms)):
+        return Gate(f"unequal FLOPs: {failed}")
     for workload, measured in _workloads(evidence, rows, outcome):
         for weakness in (_beaten, _larger):
             if failed := weakness(evidence, workload, measured):
                 return Gate(f"weak dense baseline: {failed}")
     failed, tried = _rates(evidence, rows, arms, rates)
     return Gate(f"untuned learning rate: {failed}") if failed else Gate(notes=tried)
+
+
+def _unequal(evidence: Evidence, rows: pd.DataFrame, arms: Sequence[Arm]) -> str:
+    """The arm that costs at least a tenth more, in words."""
+    keys = pd.MultiIndex.from_frame(rows[list(Arm._fields)])
+    runs = [rows.loc[[key == arm for key in keys], "run"] for arm in arms]
+    costs = [evidence.of_runs("flops_executed", own).mean() for own in runs]
+    ratio = sum(costs[1::2]) / sum(costs[::2])
+    more, size = (arms[1], ratio) if ratio > 1 else (arms[0], 1 / ratio)
+    return f"{more.method} takes {size:.1f} times as many" if size > MOST_COST else ""
 
 
 def _workloads(

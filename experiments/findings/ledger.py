@@ -103,7 +103,8 @@ def _estimated(
     has_size = published is not None and published.value is not None
     if has_size:
         target = published.value * (e.means[1] / published.of if published.of else 1.0)
-    gate = ask(evidence, rows, arms, outcome, rates=place.rates or claim.rates)
+    costs = comparison.equal_flops
+    gate = ask(evidence, rows, arms, outcome, rates=place.rates or claim.rates, equal_flops=costs)
     word = Word(NO_TEST, reason=gate.failed)
     if not gate.failed:
         word = judge(e, target, is_published=has_size)

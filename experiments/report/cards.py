@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -97,20 +98,20 @@ def short_word(found: Finding) -> str:
 
 
 def trend(found: Finding) -> str:
-    """The effect at other sparsities and budgets."""
-    if found.claim.outcome is None or not found.trend:
+    """How the effect moves with sparsity and budget; the card has each of them."""
+    outcome = found.claim.outcome
+    if outcome is None or not found.trend:
         return "–"
-    unit = found.claim.outcome.unit
-    parts = []
-    for label, e in found.trend:
-        value = (
-            f"{number(100 * e.effect / abs(e.means[1]), 1)}%"
-            if unit == "nats"
-            else number(e.effect, 1)
-        )
-        few = f" (n = {min(e.seeds)})" if min(e.seeds) < 3 else ""
-        parts.append(f"{label}: {value}{few}")
-    return "; ".join(parts)
+    unit = " points" if outcome.unit == "points" else "%"
+    sizes = {
+        label: e.effect if unit != "%" else 100 * e.effect / abs(e.means[1])
+        for label, e in found.trend
+    }
+    if len(sizes) < 3:
+        return "; ".join(f"{label}: {number(size, 1)}{unit}" for label, size in sizes.items())
+    better = sum(outcome.sign * size > 0 for size in sizes.values())
+    ends = (number(end, 1) for end in (min(sizes.values()), max(sizes.values())))
+    return f"better in {better} of {len(sizes)} others: {' to '.join(ends)}{unit}"
 
 
 def row(found: Finding) -> list[str]:
@@ -173,16 +174,27 @@ def command(found: Finding, scale: str) -> str:
     return again.replace("rerun", "verify", 1) if is_committed else again
 
 
-def _minutes(found: Finding, evidence: Evidence) -> str:
-    """How long training of the runs took; if long, the command of the shortest run, too."""
+def commands(found: Finding, evidence: Evidence) -> list[tuple[str, str]]:
+    """What a command repeats and how long that takes, with the command; of many minutes the
+    shortest run first."""
     times = evidence.of_runs("wall_s", found.runs) / 60
-    if not (total := times.sum()):
-        return ""
-    text = f" ({in_minutes(total)} of one core)"
+    total, whole = times.sum(), command(found, evidence.scale)
+    if not total:
+        return [("All of it", whole)]
+    rows = [(f"All {len(times)} runs, {in_minutes(total)} of one core", whole)]
     if total > 10 and len(times) > 1:
         alone = rerun_command([str(times.idxmin())]).replace("rerun", "verify", 1)
-        text += f"; its shortest run alone: `{alone}` ({in_minutes(times.min())})"
-    return text
+        rows.insert(0, (f"One run, {in_minutes(times.min())}", alone))
+    return rows
+
+
+def means(found: Finding) -> str:
+    """The means of both arms, in the unit of the effect."""
+    if not found.is_fair or found.estimate is None or found.claim.outcome is None:
+        return ""
+    outcome = found.claim.outcome
+    a, b = (f"{mean:.{DIGITS.get(outcome.unit, 2)}f}" for mean in found.estimate.means)
+    return f"{a} against {b}" + ("%" if outcome.times == 100 else f" {outcome.unit.split(' (')[0]}")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -223,9 +235,9 @@ def table3(found: Finding, evidence: Evidence) -> str:
         runs = rows.loc[rows["method"] == arm.method, "run"]
         ratio = evidence.of_runs("flops_ratio", runs).mean()
         sparsity = "–" if name == "dense" else f"{100 * level:g}%"
-        line = [algorithm_name(name), sparsity, "picture", f"{math.exp(mean):.1f}", against, better]
+        line = [algorithm_name(name), sparsity, f"{math.exp(mean):.1f}", against, better]
         lines.append([*line, f"{ratio:.2f}", str(len(cells[arm]))])
-    head = ["method", "sparsity", "published", "perplexity here", "loss minus Static"]
+    head = ["method", "sparsity", "perplexity here", "loss minus Static"]
     return table([*head, "P(better than Static)", "FLOPs of dense", "seeds"], lines)
 
 
@@ -264,6 +276,9 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
         "title": claim.title,
         "says": claim.says,
         "study": claim.study,
+        "where": found.place.label if found.place is not None and found.is_fair else "",
+        "means": means(found),
+        "paired": bool(found.estimate and found.estimate.paired),
         "source": f"{link(claim.source)}, {claim.where}",
         "published": published(found),
         "ours": ours(found),
@@ -280,8 +295,7 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
         "differs": shown.differs.format(**known),
         "doubt": shown.doubt.format(**known),
         "verified": verification.words(found.runs),
-        "command": command(found, evidence.scale),
-        "minutes": _minutes(found, evidence),
+        "commands": commands(found, evidence),
     }
 
 
@@ -301,8 +315,10 @@ def supporting(evidence: Evidence, study: str = "") -> list[tuple[Claim, str]]:
             label, said = each.comparison.label or each.claim.title, each.comparison.published
             lines.append([label, said.says if said else "–", ours(each), word(each)])
             if each.tau is not None:
-                lines[-1] = ["the whole order", "–", each.word.reason, "**order**"]
-        found.append((group[0].claim, table(["comparison", "published", "here", "word"], lines)))
+                lines.pop()
+        made = table(["comparison", "published", "here", "verdict"], lines)
+        orders = [f"The whole order: {each.word.reason}." for each in group if each.tau is not None]
+        found.append((group[0].claim, "\n\n".join([made, *orders])))
     return found
 
 
@@ -332,11 +348,10 @@ def summary(findings: Sequence[Finding]) -> str:
     """The one sentence over all results, from their words."""
     words = [found.word for found in findings]
     same = [word for word in words if word.word == SAME]
-    as_large = sum(word.size == "as large" for word in same)
-    sized = sum(bool(word.size) for word in same)
     parts = [f"{len(same)} {'has' if len(same) == 1 else 'have'} the published direction"]
-    if sized:
-        parts[0] += f" ({as_large or 'none'} of {sized} with a comparable size has it)"
+    sizes = Counter(word.size or "without a comparable size" for word in same)
+    if same:
+        parts[0] += f" ({', '.join(f'{count} {size}' for size, count in sizes.items())})"
     has, be = ("has", "have"), ("is", "are")
     for name, verbs, text in (
         (OPPOSITE, has, "the opposite one"),

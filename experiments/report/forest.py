@@ -17,8 +17,8 @@ from experiments.findings.ledger import Finding
 from experiments.findings.pool import Pooled
 
 COLORS = {SAME: "#0072B2", OPPOSITE: "#D55E00", SMALLER: "#8A5A00", OPEN: "#6B6B6B"}
-#: Effects further out than this are drawn as arrows.
-WIDEST = 4.0
+#: Ends of the axis of multiples; what lies further out ends in an arrow.
+RANGE = (-1.2, 4.0)
 
 
 def draw(findings: Sequence[Finding], pooled: Mapping[tuple[str, str], Pooled]) -> Figure:
@@ -52,11 +52,11 @@ def _ratios(axes: Axes, findings: Sequence[Finding]) -> None:
             axes.plot([1 - half, 1 + half], [place - 0.22] * 2, color="#6B6B6B", lw=1)
         axes.plot(1, place - 0.22, "o", color="#6B6B6B", ms=4)
         if found.is_fair:
-            _bar(axes, place, *found.ratio, COLORS[found.word.word], most=WIDEST)
+            _bar(axes, place, *found.ratio, COLORS[found.word.word], *RANGE)
         else:
             axes.text(0.02, place, NO_TEST, va="center", fontsize=8, color=INK)
     _rows(axes, [found.claim.title for found in reversed(findings)])
-    axes.set_xlim(-1.2, WIDEST)
+    axes.set_xlim(*RANGE)
     axes.set_xticks([-1, 0, 0.5, 1, 2, 3, 4], ["-1", "0", "0.5", "1", "2", "3", "4"])
     axes.set_xlabel("0: no effect, 1: as large as published")
     axes.axvline(0, color=INK, lw=0.8)
@@ -65,10 +65,12 @@ def _ratios(axes: Axes, findings: Sequence[Finding]) -> None:
 
 def _shares(axes: Axes, findings: Sequence[Finding]) -> None:
     for place, found in enumerate(reversed(findings)):
-        _bar(axes, place, *found.share, COLORS[found.word.word])
+        assert found.claim.outcome is not None
+        gain = (found.claim.outcome.sign * end for end in found.share)
+        _bar(axes, place, *gain, COLORS[found.word.word])
     _rows(axes, [found.claim.title for found in reversed(findings)])
     axes.axvline(0, color=INK, lw=0.8)
-    axes.set_xlabel("change, % of the baseline (left is better)")
+    axes.set_xlabel("gain over the baseline, % (right is better)")
     axes.set_title("Published without a comparable number")
 
 
@@ -76,16 +78,15 @@ def _forest(axes: Axes, pooled: Mapping[tuple[str, str], Pooled]) -> None:
     names = []
     for place, ((a, b), found) in enumerate(reversed(list(pooled.items()))):
         for effect in found.effects:
-            axes.plot(effect.value, place - 0.2, "|", color="#6B6B6B", ms=7)
-        if math.isfinite(found.low):
-            axes.plot([found.low, found.high], [place + 0.12] * 2, color="#0072B2", lw=1.6)
-        axes.plot(found.mean, place + 0.12, "D", color="#0072B2", ms=6)
+            axes.plot(-effect.value, place - 0.2, "|", color="#6B6B6B", ms=7)
+        color = COLORS[OPEN if not found.low * found.high > 0 else SAME]
+        _bar(axes, place + 0.12, -found.mean, -found.low, -found.high, color)
         count = len(found.effects)
         pair = f"{algorithm_name(a)} - {algorithm_name(b)}"
         names.append(f"{pair}\nbetter in {found.better} of {count}")
     _rows(axes, names)
     axes.axvline(0, color=INK, lw=0.8)
-    axes.set_xlabel("change of loss, % (left is better)")
+    axes.set_xlabel("reduction of loss, % (right is better)")
     axes.set_title("Pooled over workloads (ticks), all settings")
 
 
@@ -96,15 +97,17 @@ def _bar(
     low: float,
     high: float,
     color: str,
-    *,
-    most: float = math.inf,
+    left: float = -math.inf,
+    right: float = math.inf,
 ) -> None:
-    axes.plot([max(low, -most), min(high, most)], [place, place], color=color, lw=1.6)
-    if value <= most:
+    """A diamond with its interval, which ends in an arrow where it leaves the axis."""
+    low, high = sorted((low, high))
+    axes.plot([max(low, left), min(high, right)], [place, place], color=color, lw=1.6)
+    for end, mark, is_out in ((left, "<", low < left), (right, ">", high > right)):
+        if is_out:
+            axes.plot(end, place, mark, color=color, ms=6, clip_on=False)
+    if left <= value <= right:
         axes.plot(value, place, "D", color=color, ms=5)
-    else:
-        axes.plot(most, place, ">", color=color, ms=6, clip_on=False)
-        axes.text(most, place + 0.2, f"{value:.1f}", ha="right", fontsize=8, color=INK)
 
 
 def _rows(axes: Axes, names: Sequence[str]) -> None:

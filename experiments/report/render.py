@@ -79,6 +79,7 @@ def to_html(page: str) -> str:
     body = re.sub(r'(href="[^":]*?)\.md(#[^"]*)?"', r'\1.html\2"', body)
     region = '<div class="scroll" tabindex="0" role="region" aria-label="table">'
     body = body.replace("<table>", f"{region}<table>").replace("</table>", "</table></div>")
+    body = re.sub(r"<p>(<img [^>]*>)</p>", rf"{region.replace('table', 'figure')}\1</div>", body)
     heading = re.search(r"^# (.+)$", page, re.MULTILINE)
     title = re.sub(r"[\\*`]", "", heading[1]) if heading else "Report"
     base = (TEMPLATES / "base.html.j2").read_text(encoding="utf-8")
@@ -221,6 +222,7 @@ def render_index(
     context = {
         "scale": evidence.scale,
         "names": names,
+        "titles": {study.name: study.title for study in studies},
         "sentence": cards.summary(nine),
         "nine": _nine(nine, kept),
         "forest": FOREST,
@@ -229,7 +231,7 @@ def render_index(
         "negative": [
             found
             for found in (*nine, *itertools.chain(*ledger.supporting(evidence, "")))
-            if found.word.word in (OPPOSITE, SMALLER)
+            if found.word.word in (OPPOSITE, SMALLER) or found.word.size == "smaller"
         ],
         "ours": cards.ours,
         "studies": [study for study in studies if not study.trials],
@@ -248,8 +250,8 @@ def render_index(
 
 def _nine(nine: Sequence[Finding], kept: pd.DataFrame | None) -> str:
     """The table of nine rows; beside a committed reference, with yours and whether they agree."""
-    head = ["result", "published", "here, 95% interval", "word", "published / here, % of baseline"]
-    head += ["learning rates", "other sparsities and budgets"]
+    head = ["result", "published", "here, 95% interval", "verdict"]
+    head += ["published / here, % of baseline", "learning rates", "other sparsities and budgets"]
     rows = [cards.row(found) for found in nine]
     if kept is not None:
         head[2:3] = ["reference", "yours, 95% interval", "agrees?"]
@@ -310,8 +312,8 @@ def update_readme(readme: Path, nine: Sequence[Finding]) -> None:
     lines = [
         f"[![Effects here relative to the published ones](reports/{FOREST})](reports/README.md)",
         "",
-        "*Effects here as multiples of the published ones (grey), with 95% intervals; below, the "
-        "methods compared over all workloads and settings.*",
+        "*Effects here as multiples of the published ones (grey), with 95% intervals; then effects "
+        "without a published size; last, methods compared over all workloads. Right is better.*",
         "",
     ]
     lines += [f"{cards.summary(tuple(nine))} These are the committed results, scale `small`.", ""]
@@ -319,6 +321,6 @@ def update_readme(readme: Path, nine: Sequence[Finding]) -> None:
         [found.claim.title, cards.published(found), cards.ours(found), cards.short_word(found)]
         for found in nine
     ]
-    lines.append(cards.table(["result", "published", "here, 95% interval", "word"], rows))
+    lines.append(cards.table(["result", "published", "here, 95% interval", "verdict"], rows))
     body = "\n".join(lines)
     readme.write_text(block.sub(lambda _: f"{BEGIN}\n{body}\n{END}", page), encoding="utf-8")

@@ -1,6 +1,6 @@
-"""Gain over the dense model against training FLOPs, at the longest training, set apart sideways:
-up is better. Stars are published, other marks ours with 95% intervals. Below: the gain by epochs,
-where several lengths ran."""
+"""Accuracy gained over the dense model, against training FLOPs at the longest training: up is better.
+Stars are published, other marks ours with 95% intervals. Below: another recipe, by epochs, mean
+over widths."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -22,22 +22,14 @@ EVERY_RECIPE = True
 ACCURACY = Outcome(
     metric="accuracy", split="test", unit="points", better="higher", times=100, noun="test accuracy"
 )
-PERPLEXITY = Outcome(
-    metric="perplexity", split="validation", unit="perplexity", better="lower", noun="perplexity"
-)
 COLUMNS = "panel budget method sparsity masks flops gain low high seeds".split()
 LOOKS = {0.5: ("^", "#117733"), 0.75: ("D", FAMILIES["wide"][1]), 0.9: ("v", "#AA4499")}
 
 
-def outcome(records: pd.DataFrame) -> Outcome:
-    """The outcome by which the study compares its models."""
-    return ACCURACY if (records["metric"] == "accuracy").any() else PERPLEXITY
-
-
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per arm and budget: the gain over dense, positive where it is better."""
-    found, evidence = outcome(records), gather([study], [records])
-    values = evidence.values(found)
+    evidence = gather([study], [records])
+    values = evidence.values(ACCURACY)
     flops = tidy.select(records, "flops_executed").set_index("run")["value"]
     masks = tidy.mask_sparsity(curves)
     runs = evidence.runs[evidence.runs["run"].isin(values.index)]
@@ -58,7 +50,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
 
         for method, members in wide.groupby("method", sort=False):
             if strata := _strata(cells, str(method), plain):
-                row = shared | _gain(cells, strata, found.sign) | {"method": method}
+                row = shared | _gain(cells, strata, ACCURACY.sign) | {"method": method}
                 row |= {"sparsity": members["sparsity"].iloc[0]}
                 row |= {"masks": masks.reindex(members["run"]).mean()}
                 share = flops.reindex(members["run"]).mean() / cost(members["model"])
@@ -66,7 +58,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
         base = [arm for arm in plain if arm.model in set(wide["model"])][: not stable]
         for arm in plain if base else ():  # larger dense models against the one that was widened
             if arm.model not in set(wide["model"]) and arm.recipe == base[0].recipe:
-                row = shared | _gain(cells, [(arm, base[0])], found.sign)
+                row = shared | _gain(cells, [(arm, base[0])], ACCURACY.sign)
                 row |= {"method": f"larger dense, {arm.model}", "sparsity": 0.0, "masks": 0.0}
                 rows.append(row | {"flops": cost([arm.model]) / cost([base[0].model])})
     table = pd.DataFrame(rows, columns=COLUMNS)
@@ -89,43 +81,45 @@ def _gain(cells: Cells, strata: list[tuple[Arm, Arm]], sign: int) -> dict[str, A
     return {"gain": sign * e.effect, "low": low, "high": high, "seeds": e.seeds[0]}
 
 
-def stars(found: Outcome) -> list[tuple[str, float, float]]:
+def stars() -> list[tuple[str, float, float]]:
     """Published points: name, FLOPs over dense, gain."""
-    if found is PERPLEXITY:
-        return [("GPT-3 Small, 50%", 1.0, 0.4)]
     rows = published.results()
-    rows = rows[(rows["source_id"] == "SPARSE_IFT_ICML24") & (rows["dataset"] == "ImageNet")]
-    rows = rows[rows["metric"] == "top-1 accuracy"]
-    value = {(row.model, row.method): float(row.value) for row in rows.itertuples()}
-    dense = value["ResNet-18", "Dense"]
-    return [
-        ("ImageNet, 90%", 1.0, value["ResNet-18", "Sparse Wide + RigL"] - dense),
-        ("ImageNet, larger dense", 2.0, value["ResNet-34", "Dense"] - dense),
+    rows = rows[
+        (rows["source_id"] == "SPARSE_IFT_ICML24") & rows["metric"].str.contains("accuracy")
     ]
+    value = {(row.dataset, row.model, row.method): float(row.value) for row in rows.itertuples()}
+    points = []
+    for data, model, method, flops, name in (
+        ("ImageNet", "ResNet-18", "Sparse Wide + RigL", 1.0, "90%"),
+        ("CIFAR-100", "ResNet-18", "Sparse Wide + RigL", 1.0, "90%"),
+        ("ImageNet", "ResNet-34", "Dense", 2.0, "larger dense"),
+    ):
+        gain = value[data, model, method] - value[data, "ResNet-18", "Dense"]
+        points.append((f"{data}, {name}", flops, gain))
+    return points
 
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """FLOPs above, lengths of training below."""
-    table, found = data(records, curves, study), outcome(records)
+    table = data(records, curves, study)
     lengths = table[table["panel"] == "length"]
     has_lengths = lengths["budget"].nunique() > 1
     figure, axes = style.panels(2 if has_lengths else 1, height=3.2)
     if table.empty:
         style.say_empty(axes[0], "No Sparse-Wide run is finished yet.")
         return figure
-    _by_flops(axes[0], table, lengths, found)
+    _by_flops(axes[0], table[table["panel"] == "flops"])
     if has_lengths:
         _by_length(axes[1], lengths)
-    what = "points of accuracy over dense" if found is ACCURACY else "perplexity below dense"
     for panel in axes:
         panel.axhline(0, color=INK, lw=0.8)
-        panel.set_ylabel(f"{what}\n(up is better)")
+        panel.set_ylabel("points over dense (up is better)")
     return figure
 
 
-def _by_flops(axes: Axes, table: pd.DataFrame, lengths: pd.DataFrame, found: Outcome) -> None:
+def _by_flops(axes: Axes, table: pd.DataFrame) -> None:
     axes.plot(1, 0, "o", color="#7F7F7F", label="dense")
-    shown, table = set(), table[table["panel"] == "flops"]
+    shown: set[str] = set()
     table = table[table["budget"] == table["budget"].max()]
     for row in table.itertuples():
         is_dense = row.method.startswith("larger")
@@ -133,7 +127,7 @@ def _by_flops(axes: Axes, table: pd.DataFrame, lengths: pd.DataFrame, found: Out
             continue
         mark, color = ("o", "#7F7F7F") if is_dense else _look(row.sparsity)
         label = row.method if is_dense else _level(row.masks)
-        label += f", {row.budget:g} epochs" if found is ACCURACY else ""
+        label += f", {row.budget:g} epochs"
         axes.errorbar(
             row.flops * (1.0 if is_dense else 1.035 ** len(shown)),
             row.gain,
@@ -144,24 +138,20 @@ def _by_flops(axes: Axes, table: pd.DataFrame, lengths: pd.DataFrame, found: Out
             label=None if label in shown else label,
         )
         shown.add(label)
-    trail = lengths[lengths["sparsity"] == 0.75].sort_values("budget")
-    epochs = f"{trail['budget'].min():g} (pale) to {trail['budget'].max():g} epochs"
-    name = f"{_level(trail['masks'].mean())}, {epochs}"
-    for index, row in enumerate(trail.itertuples()):
-        axes.plot(
-            row.flops / 1.08,
-            row.gain,
-            "D",
-            color=FAMILIES["wide"][1],
-            alpha=(index + 1) / (len(trail) + 1),
-            mec="none",
-            label=name if row.budget == trail["budget"].max() else None,
+    for name, flops, gain in stars():
+        axes.plot(flops, gain, "*", color="#D55E00", ms=11)
+        axes.annotate(
+            name,
+            (flops, gain),
+            (-8, 0),
+            textcoords="offset points",
+            fontsize=7,
+            ha="right",
+            va="center",
         )
-    for name, flops, gain in stars(found):
-        axes.plot(flops, gain, "*", color="#D55E00", ms=11, label=f"published: {name}")
     axes.set_xscale("log")
-    ticks = [1, 2, 3]
-    axes.set_xlim(0.8, 3)
+    ticks = [1, 2]
+    axes.set_xlim(0.6, 2.4)
     axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel("training FLOPs, relative to dense")

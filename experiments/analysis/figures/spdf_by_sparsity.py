@@ -73,7 +73,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     """Published BLEU beside our loss."""
     table = data(records, curves, study)
     figure, panels = style.panels(2, height=2.6)
-    shown = {"published": "BLEU minus dense", "here": "test loss minus dense, nats"}
+    shown = {"published": "BLEU", "here": "test loss"}
     colors = {"published": "#D55E00", "here": "#0072B2"}
     for axes, (whose, outcome) in zip(panels, shown.items(), strict=True):
         sparse = table[(table["whose"] == whose) & (table["sparsity"] < 1)]
@@ -96,8 +96,8 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         axes.set_xticks(sorted(100 * sparse["sparsity"].unique()), ticks)
         axes.set_xlim(35, 90)
         axes.set_xlabel("sparsity of pre-training")
-        axes.set_ylabel(f"{outcome} (up is better)")
-        axes.set_title("Published" if whose == "published" else "Here")
+        axes.set_ylabel("BLEU" if whose == "published" else "nats (axis reversed)")
+        axes.set_title(f"{whose.capitalize()}: {outcome} minus dense, up is better")
     for gain in table.loc[table["sparsity"] == 1, "gain"]:
         panels[1].axhline(gain, color=INK, ls="--", lw=0.8, label="no pre-training")
     panels[1].invert_yaxis()  # less loss is better

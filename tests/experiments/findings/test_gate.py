@@ -22,7 +22,7 @@ def run(name, method, *, seed, rate=0.1, trials=False, model="m", budget=8.0, **
     return row | other
 
 
-def evidence(means, *, tried=RATES, larger=None):
+def evidence(means, *, tried=RATES, larger=None, costs=()):
     """Three seeds of each method about its mean loss; trials of each at half of the budget."""
     runs, scores = [], []
 
@@ -32,6 +32,7 @@ def evidence(means, *, tried=RATES, larger=None):
             ("loss", "validation", loss),
             ("num_parameters", "train", parameters),
             ("flops_dense_equivalent", "train", parameters),
+            ("flops_executed", "train", dict(costs).get(row["method"], 1.0)),
         ):
             scores.append([row["run"], metric, split, "training", value, 0.0, 0.0])
 
@@ -49,7 +50,7 @@ def evidence(means, *, tried=RATES, larger=None):
     )
 
 
-def found(given, b="static", **place):
+def found(given, b="static", *, equal_flops=False, **place):
     claim = Claim.model_validate(
         {
             "name": "set",
@@ -61,6 +62,7 @@ def found(given, b="static", **place):
             "outcome": OUTCOME,
             "interest": 0.01,
             "planned": 4,
+            "equal_flops": equal_flops,
             "a": ["set"],
             "b": [b],
             "places": {"small": [{"models": ["m"], "data": "d", "budget": 8} | place]},
@@ -105,6 +107,14 @@ def test_scale_without_trials_says_so_and_is_no_test_of_dense():
     beside_dense = found(given, b="dense").word
     assert beside_dense.word == "no fair test"
     assert "no learning rate was tried" in beside_dense.reason
+
+
+def test_claim_at_equal_flops_is_no_test_of_arms_that_differ_by_a_tenth():
+    near, far = (evidence(FAIR, costs={"static": cost}) for cost in (0.95, 1.5))
+    assert str(found(near, equal_flops=True).word) == "same direction"
+    unequal = found(far, equal_flops=True).word
+    assert unequal.reason == "unequal FLOPs: static takes 1.5 times as many"
+    assert str(found(far).word) == "same direction"
 
 
 def test_registered_place_is_read_when_all_planned_seeds_have_ended():

@@ -74,11 +74,11 @@ def test_caption_has_at_most_forty_words(kind):
     assert {name: count for name, count in words.items() if count > 40} == {}
 
 
-def test_page_has_one_table_region_for_the_keyboard_and_links_to_pages():
+def test_page_has_a_region_for_each_table_and_picture_and_links_to_pages():
     page = "# Title\n\n| a | b |\n|---|---|\n| 1 | [x](other/README.md#y) |\n\n![alt](p.png)\n"
     html = render.to_html(page)
     assert "<title>Title</title>" in html
-    assert html.count('tabindex="0"') == 1
+    assert html.count('tabindex="0"') == 2
     assert 'href="other/index.html#y"' in html
     assert 'alt="alt"' in html
 
@@ -94,8 +94,8 @@ def test_a_card_of_long_runs_offers_the_shortest():
     times = pd.Series({"a": 1200.0, "b": 60.0, "c": 300.0})
     evidence = SimpleNamespace(scale="small", of_runs=lambda metric, runs: times)
     made = cards.card(replace(finding("opposite"), runs=tuple(times.index)), evidence, {})
-    shortest = "its shortest run alone: `snakemake verify --config run=b` (1 minute)"
-    assert made["minutes"] == f" (26 minutes of one core); {shortest}"
+    assert made["commands"][0] == ("One run, 1 minute", "snakemake verify --config run=b")
+    assert made["commands"][1][0] == "All 3 runs, 26 minutes of one core"
 
 
 def test_rows_whose_runs_were_trained_again_say_so(tmp_path, monkeypatch):
