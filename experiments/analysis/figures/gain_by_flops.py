@@ -1,6 +1,6 @@
-"""Accuracy gained over the dense model, against training FLOPs at the longest training: up is better.
-Stars are published, other marks ours with 95% intervals. Below: another recipe, by epochs, mean
-over widths."""
+"""Accuracy gained over the dense model, against training FLOPs at the longest training: up is
+better. Stars are published, other marks ours with 95% intervals. Below: another recipe, by epochs,
+mean over widths."""
 
 from collections.abc import Iterable
 from typing import Any
