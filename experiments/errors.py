@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import difflib
 import errno
-import heapq
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 #: Letters of all allowed values together; of more a sentence shows the nearest three.
@@ -64,16 +63,14 @@ def not_one_of(key: str, value: object, allowed: Iterable[str], found_in: str = 
         allowed: values that it could have had; of many the nearest three are shown.
         found_in: the command or the place that lists all of them.
     """
-    shown, allowed = f"{value!r:.200}", sorted(allowed)
-    text = str(value)[:200]
-    near = heapq.nlargest(10, allowed, key=_likeness_to(text))
-    hint, whole = did_you_mean(text, near), ", ".join(allowed)
+    shown, text, allowed = f"{value!r:.200}", str(value)[:200], sorted(allowed)
+    hint, whole = did_you_mean(text, allowed), ", ".join(allowed)
     if len(whole) <= MOST_SHOWN:
         return f"{key} is {shown}, but must be one of {whole}{hint}"
     listed = f", listed by {found_in}" if found_in else ""
     return (
         f"{key} is {shown}, but must be one of {len(allowed):,} values{listed}, such as "
-        f"{', '.join(difflib.get_close_matches(text, near, n=3, cutoff=0))}{hint}"
+        f"{', '.join(difflib.get_close_matches(text, allowed, n=3, cutoff=0))}{hint}"
     )
 
 
@@ -90,17 +87,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     lowered = {other.lower(): other for other in known}
     close = difflib.get_close_matches(name.lower(), lowered, n=1)
     return f"; did you mean {lowered[close[0]]!r}?" if close else ""
-
-
-def _likeness_to(text: str) -> Callable[[str], float]:
-    """How many letters a name shares with a text: quick, where there are thousands of names."""
-    matcher = difflib.SequenceMatcher(b=text.casefold())
-
-    def likeness(name: str) -> float:
-        matcher.set_seq1(name.casefold())
-        return matcher.quick_ratio()
-
-    return likeness
 
 
 @contextmanager

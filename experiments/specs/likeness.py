@@ -13,27 +13,10 @@ from experiments.errors import UserError
 from experiments.specs.schema import check_choice
 
 
-def _sections(study: Any) -> dict[Any, Any]:
+def methods_of(study: Any) -> dict[Any, Any]:
     """The sections of ``methods`` as the YAML of a study reads, well-formed or not."""
     methods = study.get("methods") if isinstance(study, dict) else None
     return methods if isinstance(methods, dict) else {}
-
-
-def likes(study: Any) -> dict[Any, tuple[str, str]]:
-    """Methods of a study, as its YAML reads, to the study and method that each is like.
-
-    Raises:
-        UserError: For a ``like`` that is no ``<study>.<method>``.
-    """
-    found = {}
-    for key, section in _sections(study).items():
-        if isinstance(section, dict) and "like" in section:
-            like = section["like"]
-            other, _, method = like.partition(".") if isinstance(like, str) else ("", "", "")
-            if not (other and method):
-                raise UserError(f"methods.{key}.like is {like!r}, but must be <study>.<method>")
-            found[key] = other, method
-    return found
 
 
 def with_likeness(study: Any, read: Callable[[str], Any]) -> Any:
@@ -42,19 +25,25 @@ def with_likeness(study: Any, read: Callable[[str], Any]) -> Any:
     Raises:
         UserError: For a ``like`` that names no method, or one that is itself like another.
     """
-    methods = dict(_sections(study))
-    for key, (other, method) in likes(study).items():
-        others = _sections(read(other))
-        place = f"experiments/studies/{other}.yaml"
-        check_choice(f"methods.{key}.like", method, map(str, others), place)
-        base, own = others[method], dict(methods[key])
-        if not isinstance(base, dict) or "like" in base:
-            raise UserError(
-                f"methods.{key}.like is {own['like']!r}, which has no settings of its own"
-            )
-        del own["like"]
-        for one, two in (("levels", "final_sparsity"), ("final_sparsity", "levels")):
-            if one in own and two not in own:
-                base = {name: value for name, value in base.items() if name != two}
-        methods[key] = {**base, **own}
+    methods = dict(methods_of(study))
+    for key, section in methods.items():
+        if isinstance(section, dict) and "like" in section:
+            methods[key] = _whole(f"methods.{key}.like", section, read)
     return {**study, "methods": methods} if methods else study
+
+
+def _whole(place: str, section: dict[str, Any], read: Callable[[str], Any]) -> dict[str, Any]:
+    own = dict(section)
+    like = own.pop("like")
+    other, _, method = like.partition(".") if isinstance(like, str) else ("", "", "")
+    if not (other and method):
+        raise UserError(f"{place} is {like!r}, but must be <study>.<method>")
+    others = methods_of(read(other))
+    check_choice(place, method, map(str, others), f"experiments/studies/{other}.yaml")
+    base = others[method]
+    if not isinstance(base, dict) or "like" in base:
+        raise UserError(f"{place} is {like!r}, which has no settings of its own")
+    for one, two in (("levels", "final_sparsity"), ("final_sparsity", "levels")):
+        if one in own and two not in own:
+            base = {name: value for name, value in base.items() if name != two}
+    return {**base, **own}

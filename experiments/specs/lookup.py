@@ -19,22 +19,14 @@ RUNS_OF = "`python -m experiments plan --scale {}`"
 
 def known_runs(*scales: Scale) -> dict[str, Run]:
     """Runs of all sound studies by id, at these scales or all; read again when a file changes."""
-    return _known_runs(_stamp(), scales or SCALES)[0]
-
-
-def broken_studies(*scales: Scale) -> dict[str, SpecError]:
-    """Errors of studies at these scales or all, by the studies' names."""
-    return _known_runs(_stamp(), scales or SCALES)[1]
-
-
-def _stamp() -> tuple[Any, ...]:
-    return tuple((path, path.stat().st_mtime_ns) for path in sorted(read.STUDIES.glob("*.yaml")))
+    return _known_runs(read.stamp(), scales or SCALES)[0]
 
 
 @functools.lru_cache(maxsize=len(SCALES))
 def _known_runs(
     _stamp: Any, scales: tuple[Scale, ...]
 ) -> tuple[dict[str, Run], dict[str, SpecError]]:
+    """The runs, and the errors of studies by the studies' names."""
     runs, broken = dict[str, Run](), dict[str, SpecError]()
     for scale in scales:
         runs |= all_runs(scale, broken=broken)
@@ -53,7 +45,8 @@ def find_run(run_id: str) -> Run:
 
 def _raise_broken(name: str, known: Collection[str], *scales: Scale) -> None:
     """Raise what is wrong with a study, if none of the sound ones has the name."""
-    for error in broken_studies(*scales).values() if name not in known else ():
+    _, broken = _known_runs(read.stamp(), scales or SCALES)
+    for error in broken.values() if name not in known else ():
         raise error
 
 

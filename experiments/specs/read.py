@@ -6,6 +6,7 @@ What is wrong with a file is a `SpecError` of one sentence that begins with the 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,56 +60,46 @@ def check_study(name: Any, *others: str) -> None:
         raise SpecError(f"{said}; retired studies are in commit {BEFORE_RETIREMENT}")
 
 
+def stamp(folder: Path | None = None) -> tuple[Any, ...]:
+    """Changes with the files of studies."""
+    files = ((path, path.stat()) for path in sorted((folder or STUDIES).glob("*.yaml")))
+    return tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in files)
+
+
 def load_study(name: str, *, folder: Path | None = None) -> Study:
     """Read and validate one study; raises `SpecError` with one sentence."""
-    folder = folder or STUDIES
-    path = folder / f"{name}.yaml"
+    path = (folder or STUDIES) / f"{name}.yaml"
     if not path.is_file():
         check_study(name)
+    now = stamp(folder)
     try:
-        return _load(path)
+        return _load(path, now)
     except SpecError:
         with one_sentence(path):
-            others = _likened(path.read_text("utf-8"), folder)
-        for other in others:  # what is wrong with one of them is told of its own file
-            _load(folder / f"{other}.yaml")
+            likes = re.findall(r"\blike: ([\w-]+)\.", path.read_text(encoding="utf-8"))
+        for other in (path.with_name(f"{like}.yaml") for like in likes):
+            if other.is_file():
+                _load(other, now)  # what is wrong with it is told of its own file
         raise
 
 
-def _load(path: Path) -> Study:
+@functools.cache
+def _load(path: Path, stamp: tuple[Any, ...]) -> Study:
+    def read(name: str) -> Any:
+        check_choice("like", name, study_names(path.parent), "experiments/studies")
+        with one_sentence(other := path.with_name(f"{name}.yaml")):
+            return _parsed(other, stamp)
+
     with one_sentence(path):
-        text = path.read_text(encoding="utf-8")
-        return _read_study(path.stem, text, tuple(sorted(_likened(text, path.parent).items())))
-
-
-def _likened(text: str, folder: Path) -> dict[str, str]:
-    """Name and text of each study that this one takes methods from."""
-    found: dict[str, str] = {}
-    for name, _ in likeness.likes(_parsed(text)).values() if "like:" in text else ():
-        if name not in found:
-            check_choice("like", name, study_names(folder), "experiments/studies")
-            other = folder / f"{name}.yaml"
-            with one_sentence(other):
-                found[name] = other.read_text("utf-8")
-                _parsed(found[name])
-    return found
-
-
-@functools.lru_cache(maxsize=256)
-def _parsed(text: str) -> Any:
-    """The value of a YAML text, to be read only: many studies take methods from the same few."""
-    return read_yaml(text)
+        study = Study.model_validate(likeness.with_likeness(_parsed(path, stamp), read))
+        _check_names(study, path.stem)
+    return study
 
 
 @functools.cache
-def _read_study(name: str, text: str, likened: tuple[tuple[str, str], ...]) -> Study:
-    value = read_yaml(text)
-    if likened:
-        texts = dict(likened)
-        value = likeness.with_likeness(value, lambda study: _parsed(texts[study]))
-    study = Study.model_validate(value)
-    _check_names(study, name)
-    return study
+def _parsed(path: Path, _stamp: tuple[Any, ...]) -> Any:
+    """The value of a file, to be read only: many studies take methods from the same few."""
+    return read_yaml(path.read_text(encoding="utf-8"))
 
 
 @contextmanager
@@ -172,20 +163,20 @@ def _check_names(study: Study, stem: str) -> None:
         for name in getattr(study, kind):
             check_choice(kind, name, module_names(ROOT / "experiments" / "analysis" / kind))
     for scale, grids in study.scales.items():
+        labels = [grid.label for grid in grids if grid.label is not None]
         for index, grid in enumerate(grids):
             where = f"scales.{scale}.{index}"
-            for method_name in grid.methods:
-                check_choice(f"{where}.methods", method_name, study.methods)
-            for method_name in grid.learning_rate_scale:
-                check_choice(f"{where}.learning_rate_scale", method_name, study.methods)
-            labels = [other.label for other in grids if other.label is not None]
-            if grid.pretrained is not None:
-                check_choice(f"{where}.pretrained", grid.pretrained, labels)
-            if grid.continues is not None:
-                check_choice(f"{where}.continues", grid.continues, labels)
-            if grid.variant is not None:
-                check_choice(f"{where}.variant", grid.variant, study.recipes)
-            check_choice(f"{where}.suite", grid.suite, suite_names())
+            for key, names, known in (
+                ("methods", [*grid.methods], study.methods),
+                ("learning_rate_scale", [*grid.learning_rate_scale], study.methods),
+                ("pretrained", [grid.pretrained], labels),
+                ("continues", [grid.continues], labels),
+                ("variant", [grid.variant], study.recipes),
+                ("suite", [grid.suite], suite_names()),
+            ):
+                for name in names:
+                    if name is not None:
+                        check_choice(f"{where}.{key}", name, known)
             check_workload(grid, where)
 
 
