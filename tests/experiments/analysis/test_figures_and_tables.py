@@ -100,17 +100,6 @@ def test_missing_runs_stay_in_the_run_table(full):
     }
 
 
-@pytest.mark.parametrize("scale", ["linear", "log"])
-def test_the_name_of_a_line_stands_at_its_height(scale):
-    _, (panel,) = style.panels(1)
-    panel.set_yscale(scale)
-    panel.set_ylim(1, 100)
-    style.label_ends(panel, [(10.0, "ten", "k"), (40.0, "forty", "k")])
-    places = {text.get_text(): text.get_position()[1] for text in panel.texts}
-    ten, forty = (0.5, math.log10(40) / 2) if scale == "log" else (9 / 99, 39 / 99)
-    assert places == pytest.approx({"ten": ten, "forty": forty})
-
-
 def test_the_font_size_of_a_sheet_scales_the_sizes_it_leaves_and_titles_stay_inside(tmp_path):
     (own := tmp_path / "my.mplstyle").write_text("font.size: 19\naxes.labelsize: 6\n")
     with style.sheet(own, width=3.3):

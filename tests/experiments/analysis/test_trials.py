@@ -69,13 +69,6 @@ def test_pooled_noise_by_hand():
     assert math.isnan(trials.pooled_sd([[1.0]]))
 
 
-def test_the_margin_keeps_its_level():
-    rng = np.random.default_rng(0)
-    pairs = rng.normal(0, NOISE, (20000, 2))
-    wrong = np.abs(pairs[:, 0] - pairs[:, 1]) > trials.tie_margin(NOISE)
-    assert wrong.mean() == pytest.approx(0.05, abs=0.006)
-
-
 def test_the_tuning_page_shows_the_noise_beside_the_difference():
     made = synthetic.make(seeds=1, methods=["static", "rigl"])
     shown = tables.load("tuning_trials").make(*synthetic.frames(made, trials=True))

@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.specs.expand import all_runs
-from experiments.specs.read import study_names
-from experiments.specs.schema import SCALES, SpecError
+from experiments.specs.schema import SpecError
 from experiments.store import paths
 
 FOLDER = Path("results/smoke")
@@ -43,12 +41,3 @@ def test_any_name_is_a_direct_child_or_refused(name, kind):
         return
     assert found.parent == parent and found.name == name
     assert (Path("/top") / found).resolve() == Path("/top") / parent / name
-
-
-def test_every_name_of_the_studies_is_allowed():
-    for scale in SCALES:
-        for run in all_runs(scale).values():
-            assert paths.run(scale, run.id).name == run.id
-            assert paths.data(run.data_label).name == run.data_label
-    for study in study_names():
-        assert paths.study("small", study).name == study
