@@ -213,9 +213,9 @@ def test_a_language_model_is_packed_trained_and_saved(tmp_path):
     torch.testing.assert_close(again(input_ids=tokens).logits, expected)
 
 
-def small(bias=True):
+def small():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 32, bias=bias), nn.ReLU(), nn.Linear(32, 8, bias=bias))
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
     for layer in (model[0], model[2]):
         add_mask(layer, 0.8)
     return model
@@ -224,11 +224,10 @@ def small(bias=True):
 SOURCE = torch.randn(5, 16, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("fused", (False, True))
-def test_states_that_were_saved_in_the_other_form_are_one_sentence(fused):
+def test_states_that_were_saved_in_the_other_form_are_one_sentence():
     def trained(packs):
         model = small()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         if packs:
             pack(model, optimizer)
         model(SOURCE).square().mean().backward()
@@ -340,8 +339,8 @@ def test_the_rest_of_the_library_knows_packed_layers():
     assert len(sl.finalize(model)) >= 4
 
 
-def hooked(model, method):
-    getattr(model[2].weight, method)(lambda _: None)
+def hooked(model):
+    model[2].weight.register_hook(lambda _: None)
     return model
 
 
@@ -351,8 +350,8 @@ def with_row_state(model):
     return model, optimizer
 
 
-def with_kind(kind):
-    return (model := small(bias=False)), getattr(torch.optim, kind)(model.parameters())
+def by_adafactor():
+    return (model := small()), torch.optim.Adafactor(model.parameters())
 
 
 def foreign_sgd():
@@ -375,17 +374,12 @@ REFUSED = [
     (lambda: unpack(compile(small())), ValueError, "compile made of it"),
     (lambda: pack(small().to("meta")), ValueError, "meta device"),
     (lambda: unpack(small(), "adam"), TypeError, "torch.optim.Optimizer"),
-    (lambda: pack(hooked(small(), "register_hook")), ValueError, "'2.weight' has hooks"),
-    (
-        lambda: pack(hooked(small(), "register_post_accumulate_grad_hook")),
-        ValueError,
-        "'2.weight' has hooks",
-    ),
+    (lambda: pack(hooked(small())), ValueError, "'2.weight' has hooks"),
     (lambda: pack(*with_row_state(small())), ValueError, "'row' of '0.weight'"),
     (lambda: pack(small(), foreign_sgd()), ValueError, "'0.weight' is in no param group"),
     (lambda: pack(driven_by_another()), ValueError, "'0.weight' is trained by .*Static"),
     (lambda: pack(driven_by_another(), foreign_sgd()), ValueError, "'0.weight' is trained by"),
-    (lambda: pack(*with_kind("Adafactor")), ValueError, "Adafactor reads the shapes"),
+    (lambda: pack(*by_adafactor()), ValueError, "Adafactor reads the shapes"),
 ]
 
 

@@ -59,21 +59,6 @@ def test_topk_keeps_the_best_weights_of_each_output_and_input():
     assert layer.weight_mask.any(0).all() and layer.weight_mask.any(1).all()
 
 
-def test_topk_counts_minima_of_neurons_in_transposed_layers():
-    class Conv1D(nn.Module):  # as of transformers
-        def __init__(self):
-            super().__init__()
-            self.nf = 3
-            self.weight = nn.Parameter(torch.tensor([[9.0, 0.1, 1.0], [8.0, 0.2, 2.0]]))
-
-    layer = Conv1D()
-    algorithm = sl.TopK(0.5, min_per_output=1)
-    optimizer = driven(algorithm, layer, lr=0.0)
-    layer.weight.data = torch.tensor([[9.0, 0.1, 1.0], [8.0, 0.2, 2.0]])
-    step(layer, optimizer, torch.zeros(2, 3).tolist())
-    assert layer.weight_mask.int().tolist() == [[1, 0, 0], [0, 1, 1]]
-
-
 @pytest.mark.parametrize(
     ("gradient", "expected"), [([3.0, 4.0], [-1.5, -2.0]), ([0.3, 0.4], [-0.3, -0.4])]
 )
@@ -173,13 +158,6 @@ def test_srigl_stays_within_its_weights_where_outputs_are_more(sparsity):
         optimizer.zero_grad()
         layer(torch.ones(2, 8)).sum().backward()
         optimizer.step()
-
-
-def test_srigl_gives_the_outputs_of_grouped_transposed_convolutions_equally_many_weights():
-    layer = nn.ConvTranspose2d(8, 8, 3, groups=4)  # stored as (inputs, outputs of a group, ...)
-    sl.SRigL(0.7).apply(layer)
-    by_output = layer.weight_mask.view(4, 2, 2, 9).sum((1, 3))
-    assert by_output.min() == by_output.max() > 0
 
 
 def test_minima_and_sparsities_that_cannot_be_are_told():
