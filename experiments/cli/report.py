@@ -190,11 +190,11 @@ def publish(scale: Scale) -> None:
     from experiments.findings import evidence, ledger
     from experiments.report import render
 
-    found = ledger.nine(evidence.judged(scale))
+    judged = evidence.judged(scale)
     for name in study_names():
-        render.answer(planned(name, scale), found, strict=True)
+        render.answer(planned(name, scale), ledger.named(judged), strict=True)
     render.publish(paths.reports(scale), paths.REPORTS)
-    render.update_readme(Path("README.md"), found)
+    render.update_readme(Path("README.md"), ledger.nine(judged))
     keep(scale)
     _keep(paths.reports(scale) / "findings.csv", paths.REFERENCE / "findings.csv")
 

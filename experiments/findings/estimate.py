@@ -208,5 +208,5 @@ def judge(found: Estimate, target: float, *, is_published: bool) -> Word:
     per_seed = found.se**2 * min(found.seeds) if found.paired else 2 * found.sd**2
     wanted = math.ceil(per_seed * (4 / size) ** 2)
     more = f", {wanted:,} seeds per method would tell" if wanted > min(found.seeds) else ""
-    whole = " and excludes all of it" if high < size else ""
-    return Word(OPEN, reason=f"the interval contains zero and half of the {asked}{whole}{more}")
+    more = " and excludes all of it" if high < size else more
+    return Word(OPEN, reason=f"the interval contains zero and half of the {asked}{more}")

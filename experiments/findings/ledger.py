@@ -20,6 +20,8 @@ from experiments.findings.gate import Gate, ask
 from experiments.store import tidy
 
 AGREES, DIFFERS = "check: agrees", "check: differs"
+#: Relative difference below which numbers differ by rounding.
+EXACT = 1e-6
 #: Seeds of each arm below which a workload is no primary one.
 LEAST_SEEDS = 2
 
@@ -193,8 +195,10 @@ def _checked(claim: Claim, check: Check, scale: str) -> Finding:
         rows = rows[rows[column].astype(str).isin(kept)]
     apart = (rows[check.ours] / rows[check.published] - 1).abs()
     word = AGREES if len(rows) and apart.max() <= check.allowed else DIFFERS
-    size = f"{100 * apart.max():.2g}% apart (allowed {100 * check.allowed:g}%)"
-    reason = f"{len(rows)} {check.says}, at most {size}"
+    size = f"at most {100 * apart.max():.2g}% apart (allowed {100 * check.allowed:g}%)"
+    if word == AGREES and check.allowed < EXACT:
+        size = "equal up to rounding"
+    reason = f"{len(rows)} {check.says}, {size}"
     return Finding(claim, claim, Word(word, reason=reason))
 
 
@@ -239,6 +243,15 @@ def supporting(evidence: Evidence, study: str) -> list[list[Finding]]:
     """The supporting claims at a scale, or those of a study."""
     own = [claim for claim in claims.supporting() if study in ("", claim.study)]
     return [of_claim(claim, evidence) for claim in own]
+
+
+def named(evidence: Evidence, study: str = "") -> dict[str, Finding]:
+    """Findings by the name that an answer uses: their claim's, of several links with a number."""
+    found = {own.claim.name: own for own in nine(evidence, study)}
+    for group in supporting(evidence, study):
+        for number, own in enumerate(group, 1):
+            found[own.claim.name + (f"-{number}" if len(group) > 1 else "")] = own
+    return found
 
 
 @functools.lru_cache(maxsize=4)

@@ -8,7 +8,7 @@ import functools
 import itertools
 import re
 import shutil
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +86,16 @@ def to_html(page: str) -> str:
     return base.replace("{title}", str(Markup.escape(title))).replace("{body}", body)
 
 
-def answer(study: PlannedStudy, findings: Iterable[Finding], *, strict: bool = False) -> str:
+def answer(study: PlannedStudy, findings: Mapping[str, Finding], *, strict: bool = False) -> str:
     """The answer of a study at its scale: its text where its words hold, else one from the words.
+
+    Args:
+        findings: By their name in the text, see `experiments.findings.ledger.named`.
 
     Raises:
         SpecError: If it is strict and a word differs.
     """
-    own = {found.claim.name: found for found in findings if found.claim.study == study.name}
+    own = {name: found for name, found in findings.items() if found.claim.study == study.name}
     written = study.answer.get(study.scale)
     if written is not None:
         wrong = [
@@ -105,7 +108,11 @@ def answer(study: PlannedStudy, findings: Iterable[Finding], *, strict: bool = F
             return written.text.format(**known)
         if strict:
             raise SpecError(f"{study.name}.yaml: answer.{study.scale}: {'; '.join(wrong)}")
-    said = [f"{found.claim.title}: {cards.word(found)}" for found in own.values()]
+    said = [
+        f"{found.claim.title}: {cards.word(found)}"
+        for name, found in own.items()
+        if name == found.claim.name
+    ]
     return ". ".join(said) + "." if said else ""
 
 
@@ -134,7 +141,7 @@ def render_study(
     used = {path for each in own for _, path in each["pictures"]}
     context = {
         "study": study,
-        "answer": answer(study, nine),
+        "answer": answer(study, ledger.named(evidence, study.name)),
         "cards": own,
         "supporting": cards.supporting(evidence, study.name),
         "link": cards.link,

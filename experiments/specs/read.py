@@ -174,9 +174,9 @@ def _check_names(study: Study, stem: str) -> None:
                 ("variant", [grid.variant], study.recipes),
                 ("suite", [grid.suite], suite_names()),
             ):
-                for name in names:
-                    if name is not None:
-                        check_choice(f"{where}.{key}", name, known)
+                for named in names:
+                    if named is not None:
+                        check_choice(f"{where}.{key}", named, known)
             check_workload(grid, where)
 
 

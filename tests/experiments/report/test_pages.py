@@ -33,12 +33,12 @@ def study(when: str):
 
 
 def test_answer_is_printed_where_its_words_hold():
-    found = [finding("same direction", "smaller")]
+    found = {"set": finding("same direction", "smaller")}
     assert render.answer(study("same direction, smaller"), found) == "It is –."
 
 
 def test_answer_that_no_longer_holds_is_replaced_and_refused_when_published():
-    found = [finding("opposite")]
+    found = {"set": finding("opposite")}
     said = render.answer(study("same direction"), found)
     assert "It is" not in said and "opposite" in said
     with pytest.raises(SpecError, match="set is opposite, not same direction"):
