@@ -7,7 +7,7 @@ import inspect
 import math
 import numbers
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 
@@ -84,6 +84,15 @@ def closest(name: str, known: Iterable[str]) -> str:
     match = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
     hint = f"did you mean {lowered[match[0]]!r}? " if match else ""
     return f"{hint}Known: {', '.join(known)}"
+
+
+def positional(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """The parameters that take arguments by position; None where a builtin does not tell."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    return [p for p in parameters if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
 
 
 def build(cls: type, arguments: Mapping[str, Any], key: str) -> Any:

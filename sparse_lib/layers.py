@@ -212,7 +212,7 @@ def describe(model: nn.Module) -> list[LayerDescription]:
 
     Biases are left out. A tied weight appears once for each module that uses it; all but the first
     carry ``tied_to``. Parameters with two or more dimensions in modules of unknown kind appear as
-    ``"parameter"``.
+    ``"parameter"``, layers that `sparse_lib.device.pack` packed as what they were.
     """
     head = _output_embeddings(model)
     known = layouts(model)
@@ -221,38 +221,21 @@ def describe(model: nn.Module) -> list[LayerDescription]:
     for module_name, module in model.named_modules():
         for weight_name, parameter, kind in _weights(module_name, module):
             tied_to = first_names.setdefault(id(parameter), weight_name)
-            layout = layout_of(module, weight_name.rpartition(".")[2], parameter)
+            packed: Any = module if getattr(module, "is_packed", False) else None
+            shape = tuple(packed.weight_shape if packed else parameter.shape)
+            weight = torch.empty(shape, device="meta") if packed else parameter
+            layout = layout_of(module, weight_name.rpartition(".")[2], weight)
             layout = known[id(parameter)] if layout is None else layout
             if kind == "parameter" and layout is not None and layout.has_experts:
                 kind = "experts"
             role = "head" if module is head else _role_in(model, weight_name, kind)
             by_name = _role_in(model, weight_name, "parameter")
-            shape, tie = tuple(parameter.shape), None if tied_to == weight_name else tied_to
+            tie = None if tied_to == weight_name else tied_to
             dense = _dense_reason(weight_name, shape, kind, (role, by_name), layout)
             descriptions.append(
                 LayerDescription(module_name, weight_name, kind, shape, role, layout, dense, tie)
             )
     return _with_stem(descriptions)
-
-
-def describe_packed(model: nn.Module) -> list[tuple[LayerDescription, nn.Parameter]]:
-    """Describe layers that `sparse_lib.device.pack` packed, as what they were.
-
-    Returns:
-        Description by the dense weight's name and shape, and the parameter that has the unmasked
-        weights, for each of them, in module order.
-    """
-    found = []
-    for path, module in model.named_modules():
-        if not getattr(module, "is_packed", False):
-            continue
-        kind, name = layer_kind(module) or "parameter", f"{path}.weight".lstrip(".")
-        shape, role = tuple(module.weight_shape), _role(name, kind)
-        layout = layout_of(module, "weight", torch.empty(shape, device="meta"))
-        dense = _dense_reason(name, shape, kind, (role,), layout)
-        layer = LayerDescription(path, name, kind, shape, role, layout, dense)
-        found.append((layer, module.values))
-    return found
 
 
 def default_filter(name: str, param: nn.Parameter | Tensor, model: nn.Module | None = None) -> bool:
@@ -371,6 +354,8 @@ def _weights(module_name: str, module: nn.Module) -> Iterator[tuple[str, nn.Para
     """Yields (full name, parameter, kind) for the weights that a module owns itself."""
     kind = layer_kind(module)
     prefix = f"{module_name}." if module_name else ""
+    if getattr(module, "is_packed", False):
+        yield f"{prefix}weight", module.values, kind or "parameter"  # type: ignore[misc]
     for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
         if kind is not None and name == "weight":
             yield prefix + name, parameter, kind

@@ -23,6 +23,7 @@ from sparse_lib.checks import (
     check_fraction,
     check_integer,
     closest,
+    positional,
 )
 from sparse_lib.rules import EXACT, Rules, rules_of
 
@@ -349,7 +350,8 @@ class Lambda(HyperParameterSchedule):
         if not callable(fn):
             raise TypeError(f"fn must be callable, not {fn!r}")
         self.fn = fn
-        self._takes_two = _num_required(fn) >= 2
+        required = [p for p in positional(fn) or () if p.default is p.empty]
+        self._takes_two = sum(p.kind is not p.VAR_POSITIONAL for p in required) >= 2
 
     def compute(self, step: int) -> float:
         return self(step)
@@ -365,15 +367,6 @@ def _scaled(factor: float, base: float, exponent: float) -> float:
         return factor * base**exponent if factor else 0.0
     except OverflowError:
         return math.copysign(math.inf, factor)
-
-
-def _num_required(fn: Callable[..., Any]) -> int:
-    try:
-        parameters = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):  # some builtins have no signature
-        return 1
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.kind in positional and p.default is p.empty for p in parameters)
 
 
 def _decay(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from sparse_lib.checks import SettingError, check_seed
+from sparse_lib.checks import SettingError, check_seed, positional
 from sparse_lib.core import distributed
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.applied import Applied
@@ -253,14 +252,9 @@ def _tied_to(param_filter: str | Sequence[str], model: nn.Module) -> str:
 
 
 def _num_arguments(function: Callable) -> int:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
+    if (parameters := positional(function)) is None:
         return 2
-    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
-        return 3
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return min(3, len(positional))
+    return 3 if any(p.kind is p.VAR_POSITIONAL for p in parameters) else min(3, len(parameters))
 
 
 def _describe(param_filter: Filter) -> str:

@@ -3,6 +3,7 @@
 Nothing here knows of autograd or modules; `sparse_lib.execution.products` and `layers` do.
 """
 
+import contextlib
 import copy
 import ctypes
 import functools
@@ -13,6 +14,7 @@ import subprocess
 import tempfile
 from ctypes import c_char_p, c_int, c_int64, c_void_p
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,13 +58,10 @@ def _cache_dir() -> Path:
     """A folder only this user writes to, since what lies in it gets executed."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(base) / "sparse_lib"
-    try:
+    with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if os.access(folder, os.W_OK):
-            return folder
-    except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix="sparse_lib-"))
+    can_write = folder.is_dir() and os.access(folder, os.W_OK)
+    return folder if can_write else Path(tempfile.mkdtemp(prefix="sparse_lib-"))
 
 
 def build_id() -> str:
@@ -163,24 +162,22 @@ def _load() -> ctypes.CDLL | KernelError:
     library.processor.argtypes = [c_char_p]
     structure, dense, view = map(ctypes.POINTER, (_CStructure, _CDense, View))
     library.build.argtypes, library.build.restype = [structure, c_void_p], None
-    library.multiply.argtypes = [structure, dense, view, view, c_void_p, c_int]
-    library.gradients.argtypes = [structure, structure, dense, view, view, view]
-    library.gradients.argtypes += [dense, c_void_p, c_int]
+    bias = c_void_p, c_int
+    library.multiply.argtypes = [structure, dense, view, view, *bias]
+    library.gradients.argtypes = [structure, structure, dense, view, view, view, dense, *bias]
     return library
 
 
 def library() -> ctypes.CDLL:
     """The loaded kernels; KernelError if they can be neither found nor built."""
-    loaded = _load()
-    if isinstance(loaded, KernelError):
+    if isinstance(loaded := _load(), KernelError):
         raise loaded
     return loaded
 
 
 def unavailable() -> str | None:
     """Why the kernels cannot run on this machine, or None if they can."""
-    loaded = _load()
-    return str(loaded) if isinstance(loaded, KernelError) else None
+    return str(loaded) if isinstance(loaded := _load(), KernelError) else None
 
 
 def processor() -> tuple[str, int]:
@@ -294,16 +291,19 @@ class Structure:
                 the other not, or `takes_half()` is false.
         """
         _check_views(self, weight, source, target)
-        failed = library().multiply(
-            self._as_c, _as_c(weight, self), source, target,
-            bias.data_ptr() if bias is not None else None, torch.get_num_threads(),
-        )  # fmt: skip
-        if failed:
-            raise MemoryError("no memory for the panels of a sparse layer")
+        _run(library().multiply, self._as_c, _as_c(weight, self), source, target, bias)
 
 
 def _as_c(weight: Tensor, structure: Structure) -> _CDense:
     return _CDense(weight.data_ptr(), weight.dtype is torch.bfloat16, structure.is_packed)
+
+
+def _run(function: Any, *arguments: Any) -> None:
+    """Call a function of the library, whose last argument but the threads is a bias."""
+    *others, bias = arguments
+    address = None if bias is None else bias.data_ptr()
+    if function(*others, address, torch.get_num_threads()):
+        raise MemoryError("no memory for the panels of a sparse layer")
 
 
 def _check_views(structure: Structure, weight: Tensor, source: View, target: View) -> None:
@@ -342,14 +342,9 @@ def gradients(
     if source_gradient is not None:
         _check_views(backward, weight, target_gradient, source_gradient)
     gradient = torch.empty_like(weight, memory_format=torch.contiguous_format)
-    failed = library().gradients(
-        forward._as_c, backward._as_c, _as_c(weight, forward), source, target_gradient,
-        source_gradient, _as_c(gradient, forward),
-        bias_gradient.data_ptr() if bias_gradient is not None else None,
-        torch.get_num_threads(),
-    )  # fmt: skip
-    if failed:
-        raise MemoryError("no memory for the panels of a sparse layer")
+    views = source, target_gradient, source_gradient
+    structures, dense = (forward._as_c, backward._as_c), _as_c(weight, forward)
+    _run(library().gradients, *structures, dense, *views, _as_c(gradient, forward), bias_gradient)
     return gradient
 
 

@@ -173,11 +173,9 @@ class SparseLayer(nn.Module):
         if compiles or (execution.skip and not is_watched()):
             geometry, bias = self.geometry(), self._parameter("bias")
             reason = products.reason_for_dense(source, weight, bias, mask)
-            if reason is None and isinstance(geometry, str):
-                reason = geometry
             if reason is not None or isinstance(geometry, str):
                 if not compiles:
-                    execution.notice(execution.name, reason or "")
+                    execution.notice(execution.name, reason or str(geometry))
             elif _fits(source, weight, mask, bias, geometry):
                 dtype = products.product_dtype(weight)
                 if compiles:

@@ -99,16 +99,9 @@ def masked_product_gradients(
     wants_dense = products.wants_dense_gradient(weight if owned is None else owned)
     found: tuple[Tensor | None, ...]
     if structures is not None:
-        found = products.gradients(
-            gradient,
-            geometry.prepare(source),
-            weight,
-            geometry,
-            structures,
-            half=products.is_half(geometry, dtype),
-            needs=needs,
-            dense=wants_dense,
-        )
+        half, layer = products.is_half(geometry, dtype), (weight, geometry, structures)
+        options: dict[str, Any] = {"half": half, "needs": needs, "dense": wants_dense}
+        found = products.gradients(gradient, geometry.prepare(source), *layer, **options)
     else:
         of_source = of_weight = of_bias = None
         source, given = source.to(dtype), source

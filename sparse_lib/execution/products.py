@@ -298,16 +298,14 @@ def gradients(
     view = None if source_gradient is None else geometry.source_view(source_gradient)
     source_view, target_view = geometry.source_view(source), geometry.target_view(gradient)
     weight_gradient = bias_gradient = None
-    forward, backward = structures.forward, structures.backward
+    forward, backward, weight = structures.forward, structures.backward, weight.contiguous()
     if needs_weight and not dense:
         if needs_bias:
             bias_gradient = gradient.new_empty(forward.rows, dtype=torch.float32)
         views = source_view, target_view, view
-        weight_gradient = kernels.gradients(
-            forward, backward, weight.contiguous(), *views, bias_gradient
-        )
+        weight_gradient = kernels.gradients(forward, backward, weight, *views, bias_gradient)
     elif view is not None:
-        backward.multiply(weight.contiguous(), target_view, view)
+        backward.multiply(weight, target_view, view)
     if is_recording():
         if needs_source:
             _report("input_gradient", forward, source_view.tokens)
@@ -354,16 +352,8 @@ class SkipProduct(torch.autograd.Function):
                 "the kernels take one gradient at a time, no batch of them (is_grads_batched, "
                 "vectorize=True); run the model itself, not its twin, or unpack it"
             )
-        source, weight = ctx.saved_tensors
-        found = gradients(
-            gradient,
-            source,
-            weight,
-            ctx.geometry,
-            ctx.structures,
-            half=ctx.half,
-            needs=ctx.needs_input_grad[:3],
-            dense=wants_dense_gradient(ctx.parameter),
-        )
+        dense, needs = wants_dense_gradient(ctx.parameter), ctx.needs_input_grad[:3]
+        layer = *ctx.saved_tensors, ctx.geometry, ctx.structures
+        found = gradients(gradient, *layer, half=ctx.half, needs=needs, dense=dense)
         pairs = zip(found, ctx.dtypes)
         return (*(None if t is None else t.to(dtype) for t, dtype in pairs), None, None, None)

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from sparse_lib import tables
 from sparse_lib.flops import trace
 from sparse_lib.flops.formulas import ATTENTION, flops_of, is_outer_product
-from sparse_lib.layers import LayerDescription, describe, describe_packed
+from sparse_lib.layers import LayerDescription, describe
 from sparse_lib.masks.counts import num_nonzero
 
 
@@ -221,10 +221,10 @@ def count(
     elif isinstance(inputs, Mapping):
         args, kwargs = (), dict(inputs)
     args, kwargs = tree_map(trace.to_meta, (args, kwargs))
-    descriptions = [*describe(model), *(layer for layer, _ in describe_packed(model))]
+    descriptions = describe(model)
     with (
         torch.no_grad(),
-        trace.on_meta(model, describe(model)) as (call, weights),
+        trace.on_meta(model, descriptions) as (call, weights),
         trace.module_stack(model) as stack,
     ):
         tracer = _Tracer(trace.WeightIndex(weights, (args, kwargs)), stack)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from sparse_lib.checks import check_integer
-from sparse_lib.layers import LayerDescription, describe, describe_packed
+from sparse_lib.layers import LayerDescription, describe
 
 # The rows of an embedding are values of its input, not a weight.
 _LOOKUPS = frozenset({"aten::embedding", "aten::_embedding_bag"})
@@ -148,8 +148,11 @@ def on_meta(
         for name, tensor in (*module._parameters.items(), *module._buffers.items())
         if tensor is not None
     }
-    weights = {d.weight_name: state[d.weight_name] for d in descriptions if d.is_matmul}
-    weights |= {layer.weight_name: swap(values) for layer, values in describe_packed(model)}
+    weights = {
+        d.weight_name: state[d.weight_name if d.weight_name in state else f"{d.name}.values"]
+        for d in descriptions
+        if d.is_matmul
+    }
     takes = inspect.signature(model.forward).parameters
     extra = {"use_cache": False} if "use_cache" in takes else {}
 
@@ -197,11 +200,8 @@ def example(
     for key, size in sizes + [("image_size", side) for side in sides]:
         if size is not None and not 1 <= check_integer(size, key, 1) < 2**31:
             raise ValueError(f"{key} is {size}; it must be below 2**31")
-    place = {name: number for number, (name, _) in enumerate(model.named_modules())}
     # Parameters of no known layer may be used anywhere.
     layers = [layer for layer in describe(model) if layer.layout is not None]
-    layers += [layer for layer, _ in describe_packed(model)]
-    layers.sort(key=lambda layer: place[layer.name])
     matmuls = [layer for layer in layers if layer.is_matmul]
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
     if sides:

@@ -78,13 +78,15 @@ def module_names(model: nn.Module) -> dict[nn.Module, list[str]]:
 
 
 def _requires_dense(model: nn.Module, layer: LayerDescription, names: list[str]) -> bool:
-    owners: list[nn.Module | Tensor] = [model, model.get_parameter(layer.weight_name)]
+    owners = [model]
     for name in names:
         module = model
         for part in name.split(".") if name else ():
             module = module.get_submodule(part)
             owners.append(module)
-    return any(getattr(owner, "requires_dense", False) for owner in owners)
+    if any(getattr(owner, "requires_dense", False) for owner in owners):
+        return True
+    return getattr(model.get_parameter(layer.weight_name), "requires_dense", False)
 
 
 def replace_layers(

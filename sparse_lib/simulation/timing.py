@@ -33,7 +33,7 @@ from torch import nn
 
 from sparse_lib.checks import check_integer
 from sparse_lib.flops.model import LayerFlops, ModelFlops, count
-from sparse_lib.layers import LayerDescription, describe
+from sparse_lib.layers import describe
 from sparse_lib.masks.counts import num_nonzero
 from sparse_lib.simulation.devices import device_spec
 from sparse_lib.simulation.spec import DeviceSpec
@@ -200,17 +200,19 @@ def simulate(
     num_fitting = int(room // sample_bytes) if sample_bytes else share
     micro_batch = min(share, max(num_fitting, 1))
     num_micro_batches = -(-share // micro_batch)
-    run = _Run(
-        spec=spec,
-        seconds_per_flop=share / batch_size / (spec.peak_flops * efficiency),
-        num_systems=num_systems,
-        num_micro_batches=num_micro_batches,
-        num_forward=2 if recompute else 1,
-        dense_weight_grad=dense_weight_grad,
-    )
-    described = {layer.weight_name: layer for layer in describe(model)}
+    shapes: dict[str | None, tuple[int, ...] | None] = {None: None}
+    shapes |= {layer.weight_name: layer.weight_shape for layer in describe(model)}
+    facts: dict[str, Any] = {
+        "spec": spec,
+        "seconds_per_flop": share / batch_size / (spec.peak_flops * efficiency),
+        "num_systems": num_systems,
+        "num_micro_batches": num_micro_batches,
+        "num_forward": 2 if recompute else 1,
+        "dense_weight_grad": dense_weight_grad,
+    }
     layers = tuple(
-        _layer_time(layer, described, layer.sparsity(levels), run) for layer in counted.layers
+        _layer_time(layer, shapes[layer.weight_name], layer.sparsity(levels), **facts)
+        for layer in counted.layers
     )
     return Simulation(
         device=spec,
@@ -274,53 +276,47 @@ def _kept(flops: ModelFlops, *, recompute: bool) -> int:
     return sum(inputs.values()) + max(blocks[name] - inputs[name] for name in blocks)
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Facts that all layers of a step share."""
-
-    spec: DeviceSpec
-    seconds_per_flop: float
-    num_systems: int
-    num_micro_batches: int
-    num_forward: int
-    dense_weight_grad: bool
-
-
 def _layer_time(
-    layer: LayerFlops, described: Mapping[str, LayerDescription], sparsity: float, run: _Run
+    layer: LayerFlops,
+    shape: tuple[int, ...] | None,
+    sparsity: float,
+    *,
+    spec: DeviceSpec,
+    seconds_per_flop: float,
+    num_systems: int,
+    num_micro_batches: int,
+    num_forward: int,
+    dense_weight_grad: bool,
 ) -> LayerTime:
     """Forward, input gradient and weight gradient of one layer, in seconds."""
-    spec = run.spec
     skipped = sparsity if spec.skips_zeros else 0.0
     share = relative_time(skipped, spec.sparse_overhead)
-    shares = (1 + run.num_forward) * share + (
-        1.0 if run.dense_weight_grad or not layer.num_weights else share
-    )
+    of_weight_grad = 1.0 if dense_weight_grad or not layer.num_weights else share
+    shares = (1 + num_forward) * share + of_weight_grad
     executed = layer.dense_flops
     if skipped:
         executed = layer.with_weights(num_nonzero(skipped, layer.num_weights))
-    weight_grad = layer.dense_flops if run.dense_weight_grad else executed
+    weight_grad = layer.dense_flops if dense_weight_grad else executed
     transfer_s = exchange_s = 0.0
-    if layer.weight_name is not None:
-        shape = described[layer.weight_name].weight_shape
-        weights = (1 + run.num_forward) * _weight_bytes(shape, skipped, spec.weight_bytes)
+    if shape is not None:
+        weights = (1 + num_forward) * _weight_bytes(shape, skipped, spec.weight_bytes)
         gradients = layer.num_weights * spec.weight_bytes
-        if skipped and not run.dense_weight_grad:
+        if skipped and not dense_weight_grad:
             gradients = num_nonzero(skipped, layer.num_weights) * spec.weight_bytes
         if spec.streams_weights:
             transfer_s = max(weights, gradients) / spec.stream_bandwidth
         else:
             transfer_s = (weights + gradients) / spec.memory_bandwidth
-        transfer_s *= run.num_micro_batches
-        if run.num_systems > 1 and not spec.streams_weights:
-            ring = 2 * (run.num_systems - 1) / run.num_systems
+        transfer_s *= num_micro_batches
+        if num_systems > 1 and not spec.streams_weights:
+            ring = 2 * (num_systems - 1) / num_systems
             exchange_s = ring * gradients / spec.link_bandwidth
     return LayerTime(
         name=layer.name,
         operation=layer.operation,
         sparsity=sparsity,
-        compute_s=layer.dense_flops * shares * run.seconds_per_flop,
+        compute_s=layer.dense_flops * shares * seconds_per_flop,
         transfer_s=transfer_s,
         exchange_s=exchange_s,
-        flops=(1 + run.num_forward) * executed + weight_grad,
+        flops=(1 + num_forward) * executed + weight_grad,
     )
