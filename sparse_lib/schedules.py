@@ -27,28 +27,6 @@ from sparse_lib.checks import (
 )
 from sparse_lib.rules import EXACT, Rules, rules_of
 
-__all__ = [
-    "CallableSchedule",
-    "Constant",
-    "Cosine",
-    "Cubic",
-    "Cycling",
-    "Exp",
-    "FreqSchedule",
-    "HyperParameterSchedule",
-    "Lambda",
-    "Level",
-    "Linear",
-    "ListSchedule",
-    "Periodic",
-    "Polynomial",
-    "Power",
-    "UpdateSchedule",
-    "Updates",
-    "make_hyperparameter_schedule",
-    "make_update_schedule",
-]
-
 _MOST_SAMPLES = 1001
 LONG = 10**12  # steps, more than any run has
 

@@ -75,5 +75,9 @@ _NAMED: tuple[Any, ...] = (
 )
 sparse = SimpleNamespace(
     **{named.__name__: named for named in _NAMED},
-    **{name: getattr(schedules, name) for name in schedules.__all__},
+    **{
+        name: value
+        for name, value in vars(schedules).items()
+        if getattr(value, "__module__", None) == schedules.__name__ and name[0] != "_"
+    },
 )

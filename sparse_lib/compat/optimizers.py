@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
@@ -181,9 +182,9 @@ class BaseSparsityOptimizer(Optimizer, ABC):
         if self._optimizer is None:
             self.sparsity.detach(self)
         if state_names is not None:
-            mark = _StatesLeftDense(set(state_names))
-            mark(optimizer)
-            optimizer.register_step_post_hook(mark)
+            leave_dense = functools.partial(_leave_dense, set(state_names))
+            leave_dense(optimizer)
+            optimizer.register_step_post_hook(leave_dense)
         self.sparsity.apply(optimizer)
         self._optimizer = optimizer
 
@@ -294,18 +295,13 @@ class _Held(Static):
     in_registry: ClassVar[bool] = False
 
 
-class _StatesLeftDense:
-    """Marks the optimizer states without a given name as dense; a hook after steps."""
-
-    def __init__(self, sparse_names: set[str]) -> None:
-        self.sparse_names = sparse_names
-
-    def __call__(self, optimizer: Optimizer, *_: Any) -> None:
-        for param, state in optimizer.state.items():
-            like = {id(getattr(s, "codes", s)) for s in states_like(optimizer, param)}
-            for name, value in state.items():
-                if id(value) in like and name not in self.sparse_names:
-                    value.requires_dense = True
+def _leave_dense(sparse_names: set[str], optimizer: Optimizer, *_: Any) -> None:
+    """Mark the optimizer states without a given name as dense; a hook after steps."""
+    for param, state in optimizer.state.items():
+        like = {id(getattr(s, "codes", s)) for s in states_like(optimizer, param)}
+        for name, value in state.items():
+            if id(value) in like and name not in sparse_names:
+                value.requires_dense = True
 
 
 def _refuse_unapplied(sparsity: Any, *_: Any) -> None:

@@ -59,20 +59,16 @@ def states_like(
     for inner in _held_by(optimizer):
         yield from states_like(inner, param, with_dense=with_dense)
     states = _flat(optimizer.state.get(param, {}))
-    is_rotated = any(
-        _is_of_a_dimension(optimizer, key, state) and _is_orthogonal(state)
-        for key, state in states.items()
-    )
+    of_dimensions = {key for key, s in states.items() if _is_of_a_dimension(optimizer, key, s)}
+    is_rotated = any(_is_orthogonal(states[key]) for key in of_dimensions)
     for key, whole in states.items():
         if not isinstance(whole, Tensor) or whole.dtype is torch.bool:  # a mask, as SPAM's
             continue
-        if getattr(whole, "requires_dense", False) > with_dense:
+        if getattr(whole, "requires_dense", False) > with_dense or key in of_dimensions:
             continue
         is_stack = whole.dim() > param.dim() > 0 and whole.shape[1:] == param.shape
         for state in whole if is_stack else (whole,):  # AdEMAMix of bitsandbytes stacks two
             if not state.dim() or state.shape != param.shape:
-                continue
-            if _is_of_a_dimension(optimizer, key, whole):
                 continue
             is_coded = state.dtype is torch.uint8 or hasattr(state, "codes")
             found = codes_of(key, state, states) if is_coded else state
