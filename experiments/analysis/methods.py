@@ -24,7 +24,7 @@ FAMILIES = {
     "factorized": ("Sparse-Factorized", "#999933"),
     "doped": ("Sparse-Doped", "#AA4499"),
 }
-WIDE_COLORS = {"static": "#88CCEE", "set": "#117733"}
+WIDE_COLORS = {"static": "#88CCEE", "set": "#117733", "granet": "#DDCC77"}
 
 
 def algorithm_name(key: str) -> str:
@@ -49,7 +49,7 @@ LOOKS = _looks()
 #: For other labels, in the order of the study: colours that people with any of the three colour
 #: vision deficiencies tell from each other and from those of the known algorithms.
 SPARE_COLORS = (
-    "#9900FF", "#990000", "#99CCFF", "#663366", "#FF33FF", "#CCCC99",
+    "#9900FF", "#990000", "#000000", "#663366", "#FF33FF", "#CCCC99",
     "#99CC66", "#6633CC", "#336633", "#FF00CC", "#0099FF", "#993399",
 )  # fmt: skip
 SPARE_MARKERS = ("X", "<", ">", "p", "h", "*", "d", "o", "s", "^", "D", "v", "P")
