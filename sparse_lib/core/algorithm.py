@@ -287,6 +287,9 @@ class SparsityAlgorithm(Applied):
         """``load_state_dict`` wrote a weight, not masked yet; True if other values are kept now."""
         return False
 
+    def weight_was_written(self, sparse: SparseParameter, weight: Tensor) -> None:
+        """A weight was written between steps, or another is put in its place; not masked yet."""
+
     def place_hidden(self) -> None:
         """Put hidden values in place, for the optimizer to read and write."""
 

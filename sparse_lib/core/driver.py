@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 
 from sparse_lib.core import mistakes, optimizers, parameter
 from sparse_lib.core.codes import Codes
-from sparse_lib.core.guard import mask_together, watch_readers
+from sparse_lib.core.guard import MaskGuard, mask_together, watch_readers
 from sparse_lib.core.parameter import SparseParameter, some, warn
 from sparse_lib.layers import layouts
 
@@ -323,6 +323,7 @@ class Driver:
         if is_new:
             self._tell_not_held()
         for sparse in params.values():
+            sparse.guard.settle_written()
             sparse.guard.is_being_written()
         self._check_ties(params)
 
@@ -332,13 +333,14 @@ class Driver:
             told = (mistakes.warn_of_missed_update(member, count) for member in self.members)
             self._told_of_missed = any(told)
 
-    def loaded(self, param: Tensor) -> None:
-        """Tell algorithms that ``load_state_dict`` wrote a parameter, which is not masked yet."""
+    def was_written(self, guard: MaskGuard, weight: Tensor, *, loaded: bool = False) -> None:
+        """Tell algorithms of a weight that is not masked yet, by ``load_state_dict`` or others."""
         for member in self.members:
-            if not member.masks_gradients:
-                sparse = member.get_sparse_params(param)
-                if isinstance(sparse, SparseParameter):
+            for sparse in () if member.masks_gradients else member.sparse_params.values():
+                if sparse.guard is guard and loaded:
                     member.weight_was_loaded(sparse)
+                elif sparse.guard is guard:
+                    member.weight_was_written(sparse, weight)
 
     def before_update(self, optimizer: Optimizer) -> None:
         """Mask and change the gradients that the optimizer is about to read."""

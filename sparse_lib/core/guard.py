@@ -274,13 +274,16 @@ class MaskGuard:
         """Whether the module's parameter is another one than an optimizer's step left masked."""
         return id(self.param) not in self._left[:1]
 
-    def _settle_written(self, param: nn.Parameter) -> None:
+    def settle_written(self) -> None:
         """Mask a weight written between steps; if through ``.data`` in place, at the next one."""
+        param = self.param
         # functional_call puts parameters of the caller's in place, which are not ours to change.
         if self.is_new or self._left == _state_of(param):
             return
         if self.mask is None or shards.is_sharded(self.mask) != shards.is_sharded(param):
             return
+        if (driver := self.driver) is not None and not self.masks_gradient:
+            driver.was_written(self, param)
         self.select_weight()
         self.is_left()
 
@@ -325,7 +328,7 @@ class MaskGuard:
             driver.check_places()
         if driver is not None and param is not None and driver.drives(param):
             if isinstance(param, nn.Parameter):
-                self._settle_written(param)
+                self.settle_written()
             return
         mask = self.module._buffers.get(mask_name(self.name))
         # functional_call puts tensors of the caller's here, which are not ours to change.
@@ -404,6 +407,8 @@ def _settle_assigned(module: nn.Module, name: str, param: nn.Parameter) -> None:
         return
     if param.device == mask.device and not param.is_meta and not param.is_inference():
         if shards.is_sharded(param) == shards.is_sharded(mask):
+            if (driver := guard.driver) is not None:
+                driver.was_written(guard, param)
             guard.select(param)
 
 
@@ -444,7 +449,7 @@ def _settle_loaded(module: nn.Module, incompatible: Any) -> None:
         guard._origin = None if guard.was_loaded else guard._origin
         guard.ensure()
         if guard.driver is not None:
-            guard.driver.loaded(guard.param)
+            guard.driver.was_written(guard, guard.param, loaded=True)
         guard.select_weight()
 
 

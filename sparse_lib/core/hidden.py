@@ -23,8 +23,10 @@ class HiddenWeights(DynamicSparsityAlgorithm):
     sparse forward pass (the straight-through estimator, Bengio et al. 2013, arXiv:1308.3432).
     Masks are updated from all values. That costs one copy of the weights. A closure that the
     optimizer evaluates sees sparse weights, also of what was written between two evaluations.
-    Values that ``load_state_dict`` writes replace the hidden ones; those written in other ways, as
-    by ``reset_parameters``, replace the present weights alone.
+    Values that ``load_state_dict`` writes replace the hidden ones. Of those written in other ways
+    between steps, as by ``copy_`` or ``reset_parameters``, all that are not zero do: clipping and
+    scaling of the sparse weight write zeros behind the mask, too. What is undone before the next
+    step, as a perturbation or an average to evaluate, replaces nothing.
 
     A subclass defines ``update_mask(p, mask, sparsity)`` with ``p`` the whole weight, and may
     define `change_gradient`.
@@ -42,6 +44,7 @@ class HiddenWeights(DynamicSparsityAlgorithm):
         **kwargs: Any,
     ) -> None:
         self._whole: dict[str, Tensor] = {}
+        self._written: dict[str, Tensor] = {}  # behind the mask, since the last step
         super().__init__(sparsity, update, init_method, **kwargs)
 
     def change_gradient(self, p: Tensor, mask: Tensor, gradient: Tensor) -> None:
@@ -52,7 +55,9 @@ class HiddenWeights(DynamicSparsityAlgorithm):
 
     def hidden_weight(self, p: Tensor) -> Tensor:
         """A copy of a sparse parameter with hidden values in place; ValueError if it is none."""
-        return self._whole_of(self.sparse_param(p))
+        sparse = self.sparse_param(p)
+        self.weight_was_written(sparse, sparse.param)
+        return self._whole_of(sparse)
 
     def prepare(self, optimizer: Optimizer) -> None:
         """Call `change_gradient` on each gradient."""
@@ -72,8 +77,10 @@ class HiddenWeights(DynamicSparsityAlgorithm):
             self._whole[name].copy_(sparse.param)
 
     def place_hidden(self) -> None:
-        for sparse in self.sparse_params.values():
-            sparse.param.copy_(self._whole_of(sparse))
+        for name, sparse in self.sparse_params.items():
+            self._whole[name] = self._whole_of(sparse)
+            sparse.param.copy_(self._whole[name])
+        self._written.clear()
 
     def show_sparse(self) -> dict[str, Tensor]:
         written = {}
@@ -91,7 +98,11 @@ class HiddenWeights(DynamicSparsityAlgorithm):
         super().put_back(written)
 
     def _whole_of(self, sparse: SparseParameter) -> Tensor:
-        return torch.where(sparse.mask, sparse.param.detach(), self._kept_of(sparse))
+        weight, mask, kept = sparse.param.detach(), sparse.mask, self._kept_of(sparse)
+        written = self._written.get(sparse.name)
+        if written is not None and not _is_back(*_locally(weight, kept, mask)):
+            kept = torch.where(written != 0, written, kept)
+        return torch.where(mask, weight, kept)
 
     def _kept_of(self, sparse: SparseParameter) -> Tensor:
         """The kept values, which follow the parameter's device and dtype."""
@@ -106,12 +117,17 @@ class HiddenWeights(DynamicSparsityAlgorithm):
             self._whole[sparse.name] = sparse.param.detach().clone()
         super().put_first_masks(params, first)
 
+    def weight_was_written(self, sparse: SparseParameter, weight: Tensor) -> None:
+        behind = torch.where(sparse.mask, 0, weight.detach())
+        if bool(shards.local(behind).any()):
+            before = self._written.get(sparse.name, behind)
+            self._written[sparse.name] = torch.where(behind != 0, behind, before)
+
     @torch.no_grad()
     def weight_was_loaded(self, sparse: SparseParameter) -> bool:
         """Hidden values are those of the file, unless it holds the weights that are kept."""
-        loaded, kept, mask = map(
-            shards.local, (sparse.param.detach(), self._kept_of(sparse), sparse.mask)
-        )
+        self._written.pop(sparse.name, None)
+        loaded, kept, mask = _locally(sparse.param, self._kept_of(sparse), sparse.mask)
         differs = int(not torch.equal(loaded[mask], kept[mask]))
         replaced = shards.total(differs, shards.group_of(sparse.param)) > 0
         if replaced:
@@ -119,7 +135,7 @@ class HiddenWeights(DynamicSparsityAlgorithm):
         return replaced
 
     def state_dict(self) -> dict[str, Any]:
-        whole = {name: self._whole_of(sparse) for name, sparse in self.sparse_params.items()}
+        whole = {name: self.hidden_weight(s.param) for name, s in self.sparse_params.items()}
         return super().state_dict() | {"whole": whole}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -133,3 +149,13 @@ class HiddenWeights(DynamicSparsityAlgorithm):
         for name, tensor in saved.items():
             whole = self._kept_of(self.sparse_params[name])
             whole.copy_(shards.fitted(tensor.to(whole.device), whole))
+
+
+def _locally(*tensors: Tensor) -> list[Tensor]:
+    return [shards.local(tensor.detach()) for tensor in tensors]
+
+
+def _is_back(weight: Tensor, kept: Tensor, mask: Tensor) -> bool:
+    """Whether present weights are what was kept, but for rounding: a change was undone."""
+    error, size = (weight - kept)[mask].abs(), kept.abs().max()
+    return bool((error <= 8 * torch.finfo(kept.dtype).eps * size).all())

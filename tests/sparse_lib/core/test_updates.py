@@ -326,6 +326,46 @@ def test_dense_weights_that_are_loaded_are_the_hidden_ones():
 
 
 @pytest.mark.parametrize("algorithm", [sl.SRSTE, sl.TopKAST])
+@pytest.mark.parametrize("runs", [True, False])
+@pytest.mark.parametrize("how", ["copy", "move", "assign", "row", "clip", "swap", "perturb"])
+def test_values_written_by_hand_replace_hidden_ones_unless_that_is_undone(algorithm, how, runs):
+    sparsity = algorithm(0.5, seed=0)
+    model, optimizer = started(sparsity, nn.Linear(8, 8, bias=False))
+    fit(model, optimizer, (batch(step)[:, :8] for step in range(3)))
+    model(batch(3)[:, :8]).square().mean().backward()
+    expected, new = sparsity.hidden_weight(model.weight), torch.randn(8, 8)
+    seen, present = model.weight.detach().clone(), model.weight_mask.clone()
+    with torch.no_grad():
+        if how == "copy":
+            model.weight.copy_(expected := new)
+        elif how == "move":
+            model.weight.data, expected = new.clone(), new
+        elif how == "assign":
+            model.weight, expected = nn.Parameter(new.clone()), new
+            optimizer.param_groups[0]["params"][0] = model.weight
+        elif how == "row":
+            model.weight[3] = expected[3] = new[3]
+        elif how == "clip":
+            model.weight.clamp_(-0.01, 0.01)
+            expected[present] = expected[present].clamp(-0.01, 0.01)
+        elif how == "swap":
+            model.weight.copy_(new)
+            model(batch(4)[:, :8])
+            model.weight.copy_(seen)
+        else:  # as SAM does, up to rounding
+            model.weight.add_(new)
+            model(batch(4)[:, :8])
+            model.weight.sub_(new)
+        if runs:
+            model(batch(5)[:, :8])
+    torch.testing.assert_close(sparsity.hidden_weight(model.weight), expected)
+    optimizer.param_groups[0]["lr"] = 0.0
+    optimizer.step()
+    torch.testing.assert_close(sparsity.hidden_weight(model.weight), expected)
+    assert not model.weight[~model.weight_mask].any()
+
+
+@pytest.mark.parametrize("algorithm", [sl.SRSTE, sl.TopKAST])
 def test_a_step_that_fails_leaves_no_hidden_values_in_the_forward_pass(algorithm):
     class Failing(torch.optim.SGD):
         def step(self, closure=None):
