@@ -40,8 +40,9 @@ class LayerFlops:
     """Dense forward cost of one weight, or of the weightless products of one module.
 
     Attributes:
-        operation: Kind of the layer (``LayerDescription.kind``), or ``"attention"`` for products of
-            activations, as is the role then.
+        operation: Kind of the layer (``LayerDescription.kind``). That of products of activations,
+            and their role, is ``"attention"`` in modules with a softmax of activations, else
+            ``"product"``, as of Mamba's scan.
         weight_name: Full parameter name, None without a weight.
         tied_to: First name of a tied weight, else None.
         num_weights: Elements of the weight, 0 without one.
@@ -284,6 +285,7 @@ class _Tracer(TorchDispatchMode):
         # Held, since a new tensor must not take the address of a dead one; they hold no memory.
         self._inputs: dict[int, Tensor] = {}
         self._num_products = Counter[str]()
+        self.attending = set[str]()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -296,6 +298,8 @@ class _Tracer(TorchDispatchMode):
         out = trace.shape_only(name, args)
         if out is None:
             out = func(*args, **(kwargs or {}))
+        if operator in ATTENTION or name.endswith("softmax") and not self.index.shares(args[0]):
+            self.attending.add(self.stack[-1])
         flops = flops_of(operator, args, kwargs or {}, out)
         if flops is not None:
             self._book(operator, args, flops)
@@ -335,9 +339,8 @@ def _layers(tracer: _Tracer, descriptions: list[LayerDescription]) -> Iterator[L
     for (weight, module), dense_flops in tracer.flops.items():
         kept = tracer.kept[weight, module]
         if weight is None:
-            yield LayerFlops(
-                module, "attention", None, None, "attention", 0, dense_flops, False, kept
-            )
+            kind = "attention" if module in tracer.attending else "product"
+            yield LayerFlops(module, kind, None, None, kind, 0, dense_flops, False, kept)
             continue
         layer = by_weight[weight]
         yield LayerFlops(

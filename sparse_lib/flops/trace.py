@@ -22,6 +22,15 @@ _UNARY = frozenset(
     for name in "gelu relu hardtanh silu tanh _softmax _safe_softmax tril neg".split()
 )
 _BINARY = frozenset({"aten::add", "aten::mul", "aten::sub", "aten::pow"})
+# Functions that make something else than zeros of a weight's zeros.
+_FILLING = frozenset(
+    f"aten::{name}"
+    for name in (
+        "_softmax _log_softmax _safe_softmax exp exp2 sigmoid log_sigmoid_forward softplus "
+        "hardsigmoid cos cosh acos erfc cumsum logcumsumexp _fft_r2c _fft_c2c linalg_matrix_exp "
+        "linalg_inv_ex linalg_qr linalg_householder_product"
+    ).split()
+)
 
 
 Shares = tuple[tuple[str, float], ...]
@@ -34,8 +43,8 @@ class WeightIndex:
     What an operator makes of a weight and no activation belongs to that weight, as under weight
     norm, spectral norm and weight standardisation, or of its chosen experts; so does what an
     activation scales along some of its dimensions, as a style's. What joins several (``cat``)
-    belongs to each by its size. Products of two weights are activations. Weights are on the meta
-    device, by name.
+    belongs to each by its size. Products of two weights are activations, and functions that fill
+    a weight's zeros (softmax) make a constant of it. Weights are on the meta device, by name.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], inputs: Any) -> None:
@@ -59,6 +68,8 @@ class WeightIndex:
         made, inputs = _tensors(out), _tensors(args)
         keys = [storage_key(tensor) for tensor in inputs]
         active = any(key in self._activations for key in keys if key not in self._shares)
+        if name in _FILLING and not active:
+            return
         floats = [
             t for t, k in zip(inputs, keys) if k in self._activations and t.is_floating_point()
         ]

@@ -18,10 +18,9 @@ from sparse_lib.masks.counts import num_nonzero
 class LayerReport:
     """One layer of the dense model and what took its place.
 
-    ``operation`` is its kind, or ``"attention"`` for products of activations. ``sparsity`` is that
-    of its masked weights, 0 where it was not transformed, and ``nonzero_after`` are those of
-    ``weights_after`` that masks keep. FLOPs are forward, of one sample; None if the size of an
-    input is unknown.
+    ``operation`` is as of `sparse_lib.flops.LayerFlops`. ``sparsity`` is that of its masked
+    weights, 0 where it was not transformed, and ``nonzero_after`` are those of ``weights_after``
+    that masks keep. FLOPs are forward, of one sample; None if the size of an input is unknown.
     """
 
     name: str
@@ -135,8 +134,9 @@ def make_report(
                 flops_after=_total(new_flops, names),
             )
         )
+    kinds = {f.name: f.operation for f in before.layers if not f.weight_name} if before else {}
     rows += [
-        LayerReport(name, "attention", 0.0, 0, 0, 0, flops, new_flops.get((name, None)))
+        LayerReport(name, kinds[name], 0.0, 0, 0, 0, flops, new_flops.get((name, None)))
         for (name, weight), flops in (old_flops or {}).items()
         if weight is None and new_flops is not None
     ]

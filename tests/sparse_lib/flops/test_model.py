@@ -145,6 +145,37 @@ def test_work_of_computed_weights_belongs_to_what_they_are_computed_from(make, e
         assert [layer.dense_flops for layer in flops.layers] == [2 * 5 * 8 * 10, 2 * 5 * 8 * 20]
 
 
+@pytest.mark.parametrize(
+    "fill",
+    [lambda w: w.softmax(-1), torch.sigmoid, torch.exp, F.softplus, lambda w: w.cumsum(0)],
+)
+def test_a_weight_whose_zeros_a_function_fills_is_dense(fill):
+    class Filled(nn.Linear):
+        def forward(self, x):
+            return F.linear(x, fill(self.weight) * 2) + F.linear(x, self.weight * fill(self.weight))
+
+    flops = count(Filled(8, 30, bias=False), torch.ones(5, 8))
+    one = 2 * 5 * 8 * 30
+    assert flops.forward({"weight": 0.75}) == one + one // 4
+    assert flops.training_step({"weight": 0.75}) == 3 * (one + one // 4)
+    assert {layer.operation for layer in flops.layers} == {"product", "linear"}
+
+
+def test_only_products_beside_a_softmax_are_attention():
+    class Scan(nn.Module):
+        def forward(self, state, x):
+            return state @ x
+
+    class Attention(Scan):
+        def forward(self, state, x):
+            return super().forward(state.softmax(-1), x)
+
+    inputs = torch.ones(2, 3, 4), torch.ones(2, 4, 5)
+    for kind, make in (("product", Scan), ("attention", Attention)):
+        (layer,) = count(make(), inputs).layers
+        assert (layer.operation, layer.dense_flops) == (kind, 2 * 2 * 3 * 4 * 5)
+
+
 def test_a_weight_used_in_part_costs_its_part():
     class Half(nn.Linear):
         def forward(self, x):
