@@ -181,9 +181,14 @@ class Applied(ABC):
             ``"training_step"`` (with a dense weight gradient where one is due), of the whole
             ``"run"`` so far with the masks as they were, and of these two if dense
             (``"dense_training_step"``, ``"dense_run"``).
+
+        Raises:
+            TypeError: If ``flops`` are no `sparse_lib.flops.ModelFlops`.
         """
         found = summary(self.sparse_params)
         if flops is not None:
+            if not isinstance(flops, ModelFlops):
+                raise TypeError(f"metrics takes what count_flops returns, not {flops!r:.80}")
             found["flops"] = self._flops(flops)
         fractions = [a.drop_fraction for a in self.algorithms if hasattr(a, "drop_fraction")]
         return found | ({"drop_fraction": fractions[0]} if fractions else {})

@@ -110,6 +110,11 @@ class SparsityCallback(TrainerCallback):
                 stacklevel=2,
             )
 
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Warn if masks do not reach their targets in a training that was stopped early."""
+        if state.global_step != state.max_steps:
+            common.warn_of_unreached(self.algorithm, self.algorithm.step)
+
     def _apply_to_model(self, model: nn.Module) -> None:
         if not common.is_masked_by(self.algorithm, model):
             self.algorithm.apply(model)

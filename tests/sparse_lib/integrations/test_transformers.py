@@ -255,6 +255,18 @@ def test_targets_beyond_the_end_are_told_before_training(tmp_path):
         make_trainer(tmp_path, callback, max_steps=4).train()
 
 
+def test_targets_that_an_early_stop_misses_are_told(tmp_path):
+    cubic = {"type": "cubic", "init_sparsity": 0.0, "end_sparsity": 0.8}
+    cubic |= {"sparsity_start_step": 0, "sparsity_end_step": 8}
+    sparsity = SparsityCallback({"algorithm": "gmp", "sparsity": cubic, "update": 2})
+    stop = transformers.EarlyStoppingCallback(1, early_stopping_threshold=1e9)
+    options = {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "loss"}
+    trainer = make_trainer(tmp_path, sparsity, stop, load_best_model_at_end=True, **options)
+    # 0.8 * (1 - (1 - 4 / 8)**3), at the second evaluation
+    with pytest.warns(UserWarning, match="at a sparsity of 0.70 .* step 4 of 4, .* to 0.80"):
+        trainer.train()
+
+
 def make_vit():
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
