@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import difflib
 import errno
-import os
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -72,14 +70,6 @@ def not_one_of(key: str, value: object, allowed: Iterable[str], found_in: str = 
         f"{key} is {shown}, but must be one of {len(allowed):,} values{listed}, such as "
         f"{', '.join(difflib.get_close_matches(text, allowed, n=3, cutoff=0))}{hint}"
     )
-
-
-def variable(name: str, default: float) -> float:
-    """The number in an environment variable, at least 0."""
-    text = os.environ.get(name, str(default))
-    if not re.fullmatch(r"\d+(\.\d*)?", text):
-        raise UserError(f"the environment variable {name} is {text!r}; it must be a number from 0")
-    return float(text)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

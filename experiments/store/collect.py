@@ -14,7 +14,7 @@ from experiments.specs.planned import PlannedStudy
 from experiments.store import machine, parquet
 from experiments.store.record import Record, Row, checked
 from experiments.store.scores import evaluation_rows
-from experiments.store.tidy import RECORD_COLUMNS, typed
+from experiments.store.tidy import RECORD_COLUMNS, TYPES
 
 #: Where a row of a curve stands; what else it holds was measured.
 COORDINATES = ("kind", "step", "flops_executed", "elapsed_s")
@@ -137,7 +137,7 @@ def curve_rows(record: Record | dict[str, Any]) -> list[Row]:
 def records_table(records: Iterable[Record | dict[str, Any]], study: PlannedStudy) -> pd.DataFrame:
     """The tidy long table of several records, ordered as the study lists its runs."""
     rows = [row for record in records for row in record_rows(record, study.name)]
-    return typed(pd.DataFrame(rows, columns=list(RECORD_COLUMNS)))
+    return pd.DataFrame(rows, columns=list(RECORD_COLUMNS)).astype(TYPES)
 
 
 def curves_table(records: Iterable[Record | dict[str, Any]]) -> pd.DataFrame:

@@ -55,13 +55,18 @@ RECORD_COLUMNS = {
 }
 #: Rows are chosen thousands of times for a page; Arrow's texts would be copied each time.
 TEXT = pd.StringDtype("python")
-TEXT_COLUMNS = (
-    "study run model dataset method algorithm family scale recipe metric split task data_hash "
-    "spec_hash code_hash cpu machine versions command"
-).split()
+#: Types of those columns that are no text.
+NUMBERS = dict.fromkeys(("value", "stderr", "chance", "sparsity"), "float64")
+NUMBERS |= dict.fromkeys(("truncated_fraction", "alike_fraction"), "float64")
+NUMBERS |= {"answer_place_fraction": "float64"}
+NUMBERS |= dict.fromkeys(("seed", "num_items", "num_fewshot", "num_threads"), "Int64")
+NUMBERS |= dict.fromkeys(("higher_is_better", "committed"), "boolean")
+#: So that a column without values reads back as it was written.
+TYPES: dict[str, Any] = {name: NUMBERS.get(name, TEXT) for name in RECORD_COLUMNS}
 #: Columns that a comparison between studies reads, so that a page reads them of every study.
-SCORE_COLUMNS = dict.fromkeys(("run", "metric", "split", "task"), TEXT)
-SCORE_COLUMNS |= dict.fromkeys(("value", "stderr", "chance"), "float64")
+SCORE_COLUMNS = {
+    name: TYPES[name] for name in ("run", "metric", "split", "task", "value", "stderr", "chance")
+}
 
 
 class Workload(NamedTuple):
@@ -72,21 +77,6 @@ class Workload(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.model} on {self.dataset}"
-
-
-def typed(table: pd.DataFrame) -> pd.DataFrame:
-    """Fix the column types, so that a column without values reads back as it was written."""
-    table = table.copy()
-    for name in TEXT_COLUMNS:
-        table[name] = table[name].astype(TEXT)
-    shares = ("truncated_fraction", "alike_fraction", "answer_place_fraction")
-    for name in ("value", "stderr", "chance", "sparsity", *shares):
-        table[name] = pd.to_numeric(table[name]).astype("float64")
-    for name in ("seed", "num_items", "num_fewshot", "num_threads"):
-        table[name] = pd.to_numeric(table[name]).astype("Int64")
-    for name in ("higher_is_better", "committed"):
-        table[name] = table[name].astype("boolean")
-    return table
 
 
 def read_table(
@@ -117,11 +107,7 @@ def read_records(path: Path) -> pd.DataFrame:
     Raises:
         ValueError: If it is no such table; the message names the file.
     """
-    table = read_table(path, RECORD_COLUMNS, dtype=dict.fromkeys(TEXT_COLUMNS, TEXT))
-    try:
-        return typed(table)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{path}: {error}") from None
+    return read_table(path, RECORD_COLUMNS, dtype=TYPES)
 
 
 def read_scores(path: Path) -> pd.DataFrame:

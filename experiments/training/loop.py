@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import data, machine
-from experiments.errors import CannotWrite, reason, variable
+from experiments.errors import CannotWrite, reason
 from experiments.memory import keep_memory
 from experiments.specs.run import RunSpec
 from experiments.store.io import read_cache
@@ -19,7 +20,7 @@ from experiments.training.interruption import Interrupted, locked, stop_signals
 from experiments.training.trainer import Trainer
 
 #: Seconds between two saved states; the variable is for steps of unusual length, and for tests.
-SAVE_EVERY_S = variable("SPARSE_SAVE_EVERY_S", 15.0)
+SAVE_EVERY_S = float(os.environ.get("SPARSE_SAVE_EVERY_S", 15.0))
 #: A state that takes long to save is saved less often: saving takes at most this share of the time.
 SAVE_SHARE = 0.05
 STATUS_EVERY_S = 5.0

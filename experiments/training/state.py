@@ -9,11 +9,9 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import struct
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -97,16 +95,7 @@ class Saved:
             if not path.stem.endswith(f"-{file_digest(path)[:32]}"):
                 return None
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        # A file that has the digest of its own garbage, or that cannot be read at all.
-        except (
-            OSError,
-            EOFError,
-            RuntimeError,
-            ValueError,
-            LookupError,
-            UnpicklingError,
-            struct.error,
-        ):
+        except Exception:  # it cannot be read at all, or has the digest of its own garbage
             return None
         return state if isinstance(state, dict) and isinstance(state.get("origin"), dict) else None
 
