@@ -151,9 +151,12 @@ def test_a_model_trains_on_a_dataset_by_an_algorithm(repository):
         assert '"test": 720' in facts  # documents: one of twenty of 120 x 120
         documents = (repository / "resources/data/sums-v300/text/test.jsonl").read_text()
         assert "8 + 5 = 13." in documents
-        (repository / "own.yaml").write_text("tasks: [{task: own, limit: 50}]\n")
+        (repository / "own.yaml").write_text("tasks: [{task: right_sums, limit: 50}]\n")
+        task = "task: right_sums\ninclude: _pairs_template\n"
+        task += "dataset_kwargs: {file: right_sums.jsonl}\n"
         command = ("-m", "experiments", "evaluate", "--model", "out/model", "--suite", "own.yaml")
-        run(repository, *command, "--data", "resources/data/sums-v300", "--out", "scores.json")
+        with written(repository / "experiments/evaluation/lm/tasks/right_sums.yaml", task):
+            run(repository, *command, "--data", "resources/data/sums-v300", "--out", "scores.json")
         scores = json.loads((repository / "scores.json").read_text())["scores"]
         (accuracy,) = (row for row in scores if row["task"] == "right_sums")
         assert accuracy["num_items"] == 50 and 0 <= accuracy["value"] <= 1

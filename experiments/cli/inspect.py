@@ -83,9 +83,8 @@ def check_transform(run: Run, seen: set[str]) -> None:
     spec = run.spec
     if spec.transform is None or getattr(spec.model.config, "num_layers", 0) > MOST_LAYERS:
         return
-    crop = getattr(spec.recipe, "resized_crop", None)
     parts = (spec.model, spec.data, spec.transform)
-    text = json.dumps([*(part.model_dump(mode="json") for part in parts), crop], sort_keys=True)
+    text = json.dumps([part.model_dump(mode="json") for part in parts], sort_keys=True)
     if text in seen:
         return
     seen.add(text)

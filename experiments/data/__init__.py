@@ -145,16 +145,8 @@ def prepare(
     }
     for split in ("validation", "test"):
         packing.write_texts(texts.splits.get(split, []), out / "text" / f"{split}.jsonl")
-    tests = {name: f"{name}.jsonl" for name in texts.tests}
-    extras = {**texts.extras, **{tests[name]: test.rows for name, test in texts.tests.items()}}
-    for file_name, rows in extras.items():
+    for file_name, rows in texts.extras.items():
         (out / file_name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (out / "tests.json").unlink(missing_ok=True)
-    if tests:
-        configs = {
-            name: {**test.config, "documents": tests[name]} for name, test in texts.tests.items()
-        }
-        (out / "tests.json").write_text(json.dumps(configs, indent=2) + "\n")
     meta = {
         "name": name,
         "hash": files_digest(hashed_files(out, {})),
@@ -167,7 +159,7 @@ def prepare(
         "splits": dataset.splits,
         **texts.meta,
     }
-    written = [*hashed_files(out, {}), *(out / name for name in extras), *out.glob("tests.json")]
+    written = [*hashed_files(out, {}), *(out / name for name in texts.extras)]
     written += [*(out / "tokenizer").iterdir(), *(out / "text").iterdir()]
     seal(out, meta, {*written})
     return meta

@@ -34,26 +34,6 @@ class Source:
     offline: bool = True
 
 
-#: Keys of a test whose rows are minimal pairs, ``good`` and ``bad``.
-PAIRS: Mapping[str, Any] = {"include": "_pairs_template"}
-
-
-@dataclass(frozen=True)
-class OwnTest:
-    """Test documents that a dataset brings, and how lm-eval scores them.
-
-    A suite scores them where it names the task ``own``.
-
-    Attributes:
-        rows: One JSON object for each document.
-        config: Keys of an lm-eval task, such as `PAIRS`; ``include`` names a file of
-            `experiments/evaluation/lm/tasks`.
-    """
-
-    rows: list[dict[str, Any]]
-    config: Mapping[str, Any]
-
-
 @dataclass(frozen=True)
 class Texts:
     """The documents of a dataset.
@@ -62,13 +42,11 @@ class Texts:
         splits: Documents of each split, in their fixed order.
         extras: Rows of further JSON Lines files of the dataset, by file name; our own lm-eval
             tasks name the files that they read.
-        tests: Tests of this dataset alone, by name.
     """
 
     splits: Mapping[str, list[str]]
     meta: Mapping[str, Any] = field(default_factory=dict)
     extras: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
-    tests: Mapping[str, OwnTest] = field(default_factory=dict)
 
     def digest(self) -> str:
         """Return the SHA-256 of all documents, split by split."""

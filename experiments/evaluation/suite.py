@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -14,7 +13,6 @@ from pydantic import (
     NonNegativeInt,
     PositiveInt,
     ValidationError,
-    model_validator,
 )
 
 from experiments.errors import UserError, not_one_of
@@ -26,8 +24,6 @@ from experiments.strict import Several, Strict, first_problem
 FOLDER = Path(__file__).parent / "suites"
 #: lm-eval's files of our own tasks.
 OWN_TASKS = Path(__file__).parent / "lm" / "tasks"
-#: In place of a task: all tests that the prepared dataset brings along.
-BROUGHT = "own"
 Splits = Several[Literal["validation", "test"]]
 
 
@@ -53,16 +49,11 @@ class Perplexity(Strict):
 
 
 class TaskEntry(Strict):
-    """One lm-eval task or group, or all tests that the dataset brings."""
+    """One lm-eval task or group."""
 
     task: str
     folder: str | None = Field(
         default=None, description="folder of the task below lm_eval/tasks; None for our own tasks"
-    )
-    split: str | None = Field(
-        default=None,
-        pattern=r"^[A-Za-z0-9_.-]+$",
-        description="split of a published dataset to score; None takes what lm-eval says",
     )
     num_fewshot: NonNegativeInt = 0
     limit: PositiveInt | None = Field(default=None, description="first documents; None takes all")
@@ -71,12 +62,6 @@ class TaskEntry(Strict):
         default=False,
         description="left out where another own task fits the dataset, and where it finds no row",
     )
-
-    @model_validator(mode="after")
-    def _is_published(self) -> TaskEntry:
-        if self.split is not None and self.folder is None:
-            raise UserError(f"split is {self.split!r}, but own tasks have one split; leave it out")
-        return self
 
 
 class Common(Strict):
@@ -125,7 +110,6 @@ class ImageSuite(Common):
     metrics: Metrics = Field(
         ("accuracy", "accuracy_top5", "loss", "calibration_error", "class_accuracy"), min_length=1
     )
-    max_images: PositiveInt | None = Field(None, description="first images; None takes all")
 
 
 KINDS: dict[str, type[Suite | ImageSuite]] = {"text": Suite, "images": ImageSuite}
@@ -151,31 +135,19 @@ def own_tasks() -> dict[str, str]:
     return {task["task"]: task["dataset_kwargs"]["file"] for task in tasks}
 
 
-def brought_tests(data_dir: Path) -> dict[str, dict[str, Any]]:
-    """Tests that a prepared dataset brings along: keys of lm-eval tasks by their names.
-
-    ``documents`` is the file with a test's rows; ``include`` is below `OWN_TASKS`.
-    """
-    path = data_dir / "tests.json"
-    return json.loads(path.read_text("utf-8")) if path.is_file() else {}
-
-
 def applicable(suite: Suite, data_dir: Path | None) -> list[TaskEntry]:
-    """Entries of a suite that fit a prepared dataset, each with the name of a task."""
+    """Entries of a suite that fit a prepared dataset."""
     if data_dir is None:
         return [entry for entry in suite.tasks if entry.enabled]
-    own, brought = own_tasks(), brought_tests(data_dir)
-    found: dict[str, TaskEntry] = {}
-    for entry in suite.tasks:
-        names = [entry.task]
-        if entry.folder is None and entry.task == BROUGHT:
-            names = [*brought]
-        elif entry.folder is None and entry.task not in brought and entry.task in own:
-            names *= (data_dir / own[entry.task]).exists()
-        for name in names if entry.enabled else ():
-            found.setdefault(name, entry.model_copy(update={"task": name}))
-    fits = any(entry.folder is None and not entry.fallback for entry in found.values())
-    return [entry for entry in found.values() if not (fits and entry.fallback)]
+    own = own_tasks()
+    found = [
+        entry
+        for entry in suite.tasks
+        if entry.enabled
+        and (entry.folder or entry.task not in own or (data_dir / own[entry.task]).exists())
+    ]
+    fits = any(entry.folder is None and not entry.fallback for entry in found)
+    return [entry for entry in found if not (fits and entry.fallback)]
 
 
 def suite_files(suite: Suite | ImageSuite) -> list[Path]:
@@ -188,8 +160,6 @@ def suite_files(suite: Suite | ImageSuite) -> list[Path]:
     chosen = () if suite.perplexity is None else suite.perplexity.metrics
     names = {entry.task for entry in suite.tasks if not entry.folder and entry.enabled}
     queue = [path for path in OWN_TASKS.glob("*.yaml") if _own_task(path).get("task") in names]
-    if BROUGHT in names:
-        queue += OWN_TASKS.glob("_*template")
     found = {metrics.path(name) for name in chosen}
     while queue:
         path = queue.pop()

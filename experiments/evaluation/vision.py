@@ -73,7 +73,7 @@ def _scores(
     import torch
 
     from experiments.data import load
-    from experiments.tasks.vision import centre, normalise
+    from experiments.tasks.vision import normalise
 
     torch.backends.cudnn.allow_tf32 = False  # which torch uses for convolutions by default
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -93,20 +93,19 @@ def _scores(
     channels = getattr(model.config, "num_channels", images.meta["num_channels"])
     size = max(size) if isinstance(size, (list, tuple)) else size
     found = [images.meta["image_size"], images.meta["num_channels"]]
-    if size > found[0] or channels != found[1]:
+    if [size, channels] != found:
         raise UserError(
             f"{model_dir} takes images of {size} pixels and {channels} channels, but those of "
             f"{data_dir} have {found[0]} and {found[1]}"
         )
     for name, split in splits.items():
-        count = min(len(split), suite.max_images or len(split))
         parts = []
-        for first in range(0, count, suite.batch_size):
-            last = min(first + suite.batch_size, count)
-            pixels = centre(torch.from_numpy(split.pixels[first:last].copy()), size)
+        for first in range(0, len(split), suite.batch_size):
+            last = min(first + suite.batch_size, len(split))
+            pixels = torch.from_numpy(split.pixels[first:last].copy())
             with torch.no_grad():
                 inputs = normalise(pixels, images.meta).to(device=device, dtype=dtype)
                 parts.append(model(pixel_values=inputs).logits.double().cpu().numpy())
-        outputs = Images(np.concatenate(parts), split.labels[:count], images.meta["classes"])
+        outputs = Images(np.concatenate(parts), split.labels, images.meta["classes"])
         for row in metrics.rows(outputs, suite.metrics, task="images"):
-            yield row | suite.facts(name, data_hash, suite.max_images)
+            yield row | suite.facts(name, data_hash, None)

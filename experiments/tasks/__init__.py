@@ -106,11 +106,6 @@ class Recipe(Strict, ABC):
     compile: bool = Field(
         False, description="whether torch.compile runs it", exclude_if=lambda value: not value
     )
-    fused: bool = Field(
-        False,
-        description="whether AdamW's step is one kernel on a CPU too, as it is on a GPU",
-        exclude_if=lambda value: not value,
-    )
 
     @model_validator(mode="after")
     def in_order(self) -> Self:
@@ -226,9 +221,8 @@ class Task(ABC):
         if getattr(recipe, "optimizer", "adamw") == "sgd":
             nesterov = getattr(recipe, "nesterov", False)
             return torch.optim.SGD(groups, lr=rate, momentum=recipe.momentum, nesterov=nesterov)
-        # Where it is fused, an optimizer's step is one kernel.
-        on_gpu = next(model.parameters()).device.type == "cuda"
-        fused = True if on_gpu or self.recipe.fused else None
+        # On a GPU an optimizer's step is one kernel.
+        fused = True if next(model.parameters()).device.type == "cuda" else None
         return torch.optim.AdamW(groups, lr=rate, betas=recipe.betas, eps=recipe.eps, fused=fused)
 
     def parameter_groups(self, model: torch.nn.Module) -> list[dict[str, Any]]:

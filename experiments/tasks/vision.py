@@ -1,4 +1,4 @@
-"""Image classification with SGD, after the recipe of the Sparse-IFT authors, or with AdamW.
+"""Image classification with SGD, after the recipe of the Sparse-IFT authors.
 
 Their code (github.com/CerebrasResearch/Sparse-IFT) trains on CIFAR-100 with batch 128 for 200
 epochs, Nesterov momentum 0.9, weight decay 5e-4 and rate 0.1, divided by 5 after epochs 60, 120 and
@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import (
     Field,
     NonNegativeFloat,
     NonNegativeInt,
-    PositiveFloat,
     PositiveInt,
     model_validator,
 )
@@ -27,7 +26,6 @@ from experiments import models, tasks
 from experiments.data import load
 from experiments.data import prepare as prepare_images
 from experiments.errors import UserError
-from experiments.strict import Betas
 
 if TYPE_CHECKING:
     import torch
@@ -51,33 +49,13 @@ class Data(tasks.Data):
         return f"{self.name}-n{self.num_images}"
 
 
-def _absent(value: Any) -> bool:
-    return value is None
-
-
-#: Keys of one optimizer alone, with their defaults; a recipe of the other has none of them.
-SGD = {"momentum": 0.9, "nesterov": True}
-ADAMW = {"betas": (0.9, 0.999), "eps": 1e-8}
-
-
 class Recipe(tasks.Recipe):
-    """SGD or AdamW on a number of epochs, with standard augmentation."""
+    """SGD on a number of epochs, with standard augmentation."""
 
     epochs: PositiveInt
-    optimizer: Literal["sgd", "adamw"] = "sgd"
-    momentum: float | None = Field(
-        None, ge=0, lt=1, exclude_if=_absent, description="of SGD; default 0.9"
-    )
-    nesterov: bool | None = Field(None, exclude_if=_absent, description="of SGD; default true")
-    betas: Betas | None = Field(
-        None, exclude_if=_absent, description="of AdamW; default 0.9 and 0.999"
-    )
-    eps: PositiveFloat | None = Field(
-        None, exclude_if=_absent, description="of AdamW; default 1e-8"
-    )
-    clip_norm: PositiveFloat | None = Field(
-        None, exclude_if=_absent, description="largest norm of the gradient; None does not clip"
-    )
+    optimizer: Literal["sgd"] = "sgd"
+    momentum: float = Field(0.9, ge=0, lt=1)
+    nesterov: bool = True
     weight_decay: NonNegativeFloat = 5e-4
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     warmup: float = Field(0.0, ge=0, lt=1, description="share of the steps")
@@ -89,31 +67,20 @@ class Recipe(tasks.Recipe):
     crop_padding: NonNegativeInt = Field(
         4, description="black pixels around an image, of which a random crop takes its size"
     )
-    resized_crop: PositiveInt | None = Field(
-        None, description="pixels per side of random parts of an image, resized, in place of crops"
-    )
+    resized_crop: None = Field(None, description="part of the hashes of records")
     validation_images: PositiveInt = Field(
         2000, description="images of each pass on the way; the last pass takes the whole split"
     )
 
     BUDGET = "epochs"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_one_optimizer(cls, values: Any) -> Any:
-        """Fill in the optimizer's own keys; one schedule alone."""
-        if not isinstance(values, dict):
-            return values
-        if values.get("stable") is not None and values.get("schedule", "cosine") != "cosine":
-            name = values["schedule"]
-            raise UserError(f"schedule is {name!r}, but a recipe with stable has no other schedule")
-        own, other = (ADAMW, SGD) if values.get("optimizer") == "adamw" else (SGD, ADAMW)
-        for key in other:
-            if values.get(key) is not None:
-                name = values.get("optimizer", "sgd")
-                raise UserError(f"{key} is {values[key]!r}, but optimizer {name} has no such key")
-        unset = {key for key in own if values.get(key) is None}
-        return {**values, **{key: own[key] for key in unset}}
+    @model_validator(mode="after")
+    def has_one_schedule(self) -> Self:
+        """``stable`` is a schedule of its own."""
+        if self.stable is not None and self.schedule != "cosine":
+            said = f"schedule is {self.schedule!r}"
+            raise UserError(f"{said}, but a recipe with stable has no other schedule")
+        return self
 
     def num_steps(self, data: Data, batch_size: int) -> int:
         """As many steps as the epochs allow; an epoch may end within a batch."""
@@ -145,8 +112,7 @@ class Task(tasks.Task):
         self.data = {"name": spec.data.name, "hash": self.meta["hash"]}
         self.batch_size = self.recipe.batch_size
         self.units_per_step = self.batch_size
-        self.image_size = self.recipe.resized_crop or self.meta["image_size"]
-        self.input_size = {"image_size": self.image_size}
+        self.input_size = {"image_size": self.meta["image_size"]}
         self._train = self.images.split("train")
         if not len(self._train) or not len(self.images.split("validation")):
             raise UserError(f"{data_dir} has no image to train on, or none to validate with")
@@ -158,7 +124,7 @@ class Task(tasks.Task):
             self.spec.model.config,
             classes=self.meta["classes"],
             num_channels=self.meta["num_channels"],
-            image_size=self.image_size,
+            image_size=self.meta["image_size"],
         )
 
     def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -171,8 +137,6 @@ class Task(tasks.Task):
         key = hashlib.sha256(f"augment:{self.spec.seed}:{step}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "big") >> 1)
         padding = self.recipe.crop_padding
-        if self.recipe.resized_crop:
-            pixels, padding = resized_crop(pixels, generator, size=self.image_size), 0
         pixels = augment(pixels, generator, crop_padding=padding, flip=self.meta["flip"])
         return normalise(pixels, self.meta), torch.from_numpy(self._train.labels[chosen])
 
@@ -196,7 +160,7 @@ class Task(tasks.Task):
         loss, correct = 0.0, 0
         for first in range(0, count, 250):
             last = min(first + 250, count)
-            pixels = centre(torch.from_numpy(split.pixels[first:last].copy()), self.image_size)
+            pixels = torch.from_numpy(split.pixels[first:last].copy())
             labels = torch.from_numpy(split.labels[first:last]).to(device)
             logits = model(pixel_values=normalise(pixels, self.meta).to(device)).logits
             loss += cross_entropy(logits, labels, reduction="sum").item()
@@ -244,50 +208,6 @@ def augment(
     # Indexing all dimensions gives the strides of a new tensor. Those of a view of one channel can
     # look like channels last too, which makes torch's CPU convolution write past its buffers.
     return padded[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
-
-
-def resized_crop(
-    pixels: torch.Tensor,
-    generator: torch.Generator,
-    *,
-    size: int,
-    area: tuple[float, float] = (0.08, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
-) -> torch.Tensor:
-    """A random part of each image, resized (Szegedy et al. 2015); bilinear.
-
-    Args:
-        pixels: (B, C, S, S), any type.
-        area: range of the part's share of the image, uniform.
-        ratio: range of its width over its height, uniform on a log scale.
-
-    Returns:
-        (B, C, size, size), float32.
-    """
-    import math
-
-    import torch
-    from torch.nn.functional import affine_grid, grid_sample
-
-    num, channels = pixels.shape[:2]
-    share, shape, right, down = torch.rand(4, num, generator=generator)
-    share = area[0] + (area[1] - area[0]) * share
-    low, high = math.log(ratio[0]), math.log(ratio[1])
-    shape = torch.exp(low + (high - low) * shape)
-    width, height = (share * shape).sqrt().clamp(max=1), (share / shape).sqrt().clamp(max=1)
-    zero = torch.zeros(num)
-    # Corners lie at -1 and 1, so a part of width w can move by 1 - w to either side.
-    theta = torch.stack(
-        [width, zero, (1 - width) * (2 * right - 1), zero, height, (1 - height) * (2 * down - 1)], 1
-    ).view(num, 2, 3)
-    grid = affine_grid(theta, [num, channels, size, size], align_corners=False)
-    return grid_sample(pixels.to(torch.float32), grid, padding_mode="border", align_corners=False)
-
-
-def centre(pixels: torch.Tensor, size: int) -> torch.Tensor:
-    """The middle of each image, (B, C, size, size)."""
-    first = (pixels.shape[-1] - size) // 2
-    return pixels[..., first : first + size, first : first + size].contiguous()
 
 
 def normalise(pixels: torch.Tensor, meta: dict[str, Any]) -> torch.Tensor:

@@ -34,7 +34,7 @@ def build(spec: RunSpec) -> nn.Module:
         keys: dict[str, Any] = {"vocab_size": vocabulary, "context": data.context, "eos_id": 0}
     elif spec.task == "vision":
         classes, channels, side = _images(data.name, known)
-        size = {"image_size": getattr(spec.recipe, "resized_crop", None) or side}
+        size = {"image_size": side}
         names = [str(label) for label in range(classes)]
         keys = {"classes": names, "num_channels": channels, **size}
     else:

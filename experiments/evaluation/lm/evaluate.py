@@ -51,7 +51,7 @@ def evaluate(
             raise UserError(f"{data_dir} holds images, so {model_dir} cannot read it")
         verify(data_dir)
         hashes["data_hash"] = meta["hash"]
-        hashes["files_hash"] = hash_files(data_dir, [data_dir / LIST, data_dir / "tests.json"])
+        hashes["files_hash"] = hash_files(data_dir, [data_dir / LIST])
     elif settings.perplexity is not None or any(entry.folder is None for entry in settings.tasks):
         raise UserError(f"suite {settings.name} scores text of prepared data; name their folder")
     files = suite_files(settings)

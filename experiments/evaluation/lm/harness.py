@@ -23,9 +23,8 @@ from experiments.data.base import MissingData
 from experiments.data.hub import reading
 from experiments.errors import UserError, not_one_of
 from experiments.evaluation.files import NoRows, hub_digest
-from experiments.evaluation.lm.tasks.documents import rows as documents
 from experiments.evaluation.outputs import exponential, ratio
-from experiments.evaluation.suite import OWN_TASKS, Suite, TaskEntry, brought_tests
+from experiments.evaluation.suite import OWN_TASKS, Suite, TaskEntry
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
@@ -64,7 +63,6 @@ class Tasks:
 
         _compile_templates_once()
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
-        self.tests = {} if data_dir is None else brought_tests(data_dir)
         folders = [OWN_TASKS, *map(_task_folder, sorted({e.folder for e in entries if e.folder}))]
         manager = TaskManager(
             include_path=list(folders),
@@ -96,19 +94,12 @@ class Tasks:
 
     def _spec(self, manager: TaskManager, entry: TaskEntry) -> dict[str, Any]:
         """The spec by which lm-eval loads a suite's entry."""
-        from lm_eval.tasks._yaml_loader import load_yaml
-
-        if entry.folder is None and entry.task in self.tests:
-            own = dict(self.tests[entry.task])
-            own = {**(load_yaml(OWN_TASKS / own.pop("include")) if "include" in own else {}), **own}
-            data = {"custom_dataset": documents, "dataset_kwargs": {"file": own.pop("documents")}}
-            return {"test_split": "test", **own, **data, "task": entry.task}
         if entry.task not in manager.task_index:
-            known = [*manager.task_index, *self.tests]
-            raise UserError(not_one_of("task", entry.task, known, f"folder {entry.folder}"))
+            where = f"folder {entry.folder}"
+            raise UserError(not_one_of("task", entry.task, manager.task_index, where))
         key = "group" if manager.task_index[entry.task].kind.name == "GROUP" else "task"
-        spec = {key: entry.task, **({"test_split": entry.split} if entry.split else {})}
-        return {"group": WRAPPER, "task": [spec]}  # lm-eval looks up the names in a group only
+        # lm-eval looks up the names in a group only.
+        return {"group": WRAPPER, "task": [{key: entry.task}]}
 
     def hub_id(self, name: str) -> str | None:
         """Hub id of a task's dataset; None for a task of our own."""

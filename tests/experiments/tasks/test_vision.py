@@ -163,30 +163,6 @@ def test_augmentation_crops_and_mirrors_what_it_pads():
         assert mirrored == 0 if not flip else 16 < mirrored < 48
 
 
-def test_resized_crops_against_exact_cases():
-    images = torch.randint(0, 256, (8, 3, 6, 6), dtype=torch.uint8)
-    generator = torch.Generator().manual_seed(0)
-    whole = {"area": (1.0, 1.0), "ratio": (1.0, 1.0)}
-    same = vision.resized_crop(images, generator, size=6, **whole)
-    assert torch.allclose(same, images.float(), atol=1e-3)
-    half = vision.resized_crop(images, generator, size=3, **whole)
-    assert torch.allclose(half, torch.nn.functional.avg_pool2d(images.float(), 2), atol=1e-3)
-    # A ramp stays a ramp: its slope is the part's width over the result's, its values within it.
-    ramp = torch.arange(64.0).expand(500, 1, 64, 64)
-    parts = vision.resized_crop(ramp, generator, size=16)
-    slopes = (parts[..., 0, 8] - parts[..., 0, 7]).squeeze(1) * 16 / 64
-    heights = vision.resized_crop(ramp.transpose(2, 3), torch.Generator().manual_seed(1), size=16)
-    assert heights.shape == (500, 1, 16, 16)
-    assert 0.08**0.5 * (3 / 4) ** 0.5 - 1e-3 <= slopes.min() and slopes.max() <= 1 + 1e-3
-    assert parts.min() >= 0 and parts.max() <= 63 and parts[..., 0, 0].std() > 1
-
-
-def test_images_larger_than_the_model_are_cut_to_their_middle():
-    images = torch.arange(36).reshape(1, 1, 6, 6)
-    assert vision.centre(images, 4)[0, 0, 0].tolist() == [7, 8, 9, 10]
-    assert torch.equal(vision.centre(images, 6), images)
-
-
 def test_learning_rates_of_both_schedules(glyphs):
     step = spec(steps=200, schedule="step", milestones=[0.3, 0.6, 0.8])
     task = vision.Task(step, glyphs)
@@ -225,42 +201,6 @@ def test_label_smoothing_is_torchs_and_validation_has_none(glyphs):
     plain = torch.nn.functional.cross_entropy(logits, torch.from_numpy(split.labels))
     assert scores["loss"] == pytest.approx(plain.item(), rel=1e-5)
     assert scores["accuracy"] == pytest.approx((logits.argmax(1).numpy() == split.labels).mean())
-
-
-def test_adamw_follows_torch_with_warm_up_and_cosine(glyphs):
-    """The same as torch's own optimizer and schedulers."""
-    from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
-
-    settings = {"optimizer": "adamw", "learning_rate": 0.01, "warmup": 0.25, "clip_norm": 1.0}
-    task = vision.Task(spec(steps=16, weight_decay=0.05, **settings), glyphs)
-    torch.manual_seed(0)
-    model = task.build_model()
-    optimizer = task.optimizer(model)
-    assert isinstance(optimizer, torch.optim.AdamW)
-    assert optimizer.defaults["betas"] == (0.9, 0.999) and optimizer.defaults["eps"] == 1e-8
-    decays = {g["params"][0].dim() > 1: g["weight_decay"] for g in optimizer.param_groups}
-    assert decays == {True: 0.05, False: 0.0}
-    theirs = torch.optim.AdamW([torch.zeros(1)], lr=0.01)
-    parts = [LinearLR(theirs, 1 / 4, 1.0, total_iters=3), CosineAnnealingLR(theirs, 12)]
-    schedule = SequentialLR(theirs, parts, milestones=[4])
-    for step in range(16):
-        assert task.learning_rate(step) == pytest.approx(schedule.get_last_lr()[0])
-        theirs.step()
-        schedule.step()
-
-
-def test_each_optimizer_has_its_own_keys_and_sgd_is_dumped_as_ever():
-    base = {"epochs": 1, "batch_size": 1, "learning_rate": 0.1}
-    sgd, adamw = (vision.Recipe(**base, optimizer=name) for name in ("sgd", "adamw"))
-    assert {"betas", "eps", "clip_norm"}.isdisjoint(sgd.model_dump(mode="json"))
-    assert sgd.model_dump()["momentum"] == 0.9 and sgd.model_dump()["nesterov"] is True
-    assert {"momentum", "nesterov"}.isdisjoint(adamw.model_dump(mode="json"))
-    for recipe in (sgd, adamw):
-        assert vision.Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
-    with pytest.raises(ValidationError, match="momentum is 0.5, but optimizer adamw has no such"):
-        vision.Recipe(**base, optimizer="adamw", momentum=0.5)
-    with pytest.raises(ValidationError, match="eps is 0.1, but optimizer sgd has no such key"):
-        vision.Recipe(**base, eps=0.1)
 
 
 @pytest.mark.parametrize("family", [None, "wide", "parallel", "factorized", "doped"])

@@ -316,14 +316,3 @@ def test_the_clock_of_the_steps_stands_still_during_validations(corpus, tmp_path
     elapsed = [row["elapsed_s"] for row in rows if row["kind"] == "train"][-1]
     assert len(clock) == 4 and clock == sorted(clock)
     assert 0.6 <= elapsed - clock[-1] < 0.6 + elapsed / 2
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_a_recipe_may_ask_for_the_fused_optimizer(fused, corpus, tmp_path):
-    spec = edited(short_spec("set"), lambda value: value["recipe"].update(fused=fused))
-    assert ("fused" in spec.to_json()["recipe"]) == fused
-    trainer = training.Trainer(spec, data_dir=corpus, state_dir=tmp_path)
-    assert bool(trainer.optimizer.defaults["fused"]) == fused
-    trainer.step()
-    for param in trainer.sparsity.sparse_params.values():
-        assert not param.param[~param.mask].any()

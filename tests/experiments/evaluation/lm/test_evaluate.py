@@ -204,7 +204,6 @@ def test_all_suites_on_disk_load():
     [
         ("batchsize: 3\n", "batchsize is 3: Extra inputs are not permitted"),
         ("tasks: [{task: x, limit: -1}]\n", "tasks.0.limit is -1"),
-        ("tasks: [{task: x, split: test}]\n", "split is 'test', but own tasks have one split"),
         ("perplexity: {metrics: [los]}\n", "metric is 'los', .*; did you mean 'loss'"),
         ("perplexity: {splits: [train]}\n", "splits.0 is 'train'.*'validation' or 'test'"),
         ("kind: image\n", "kind is 'image'; it must be text or images"),
@@ -271,22 +270,21 @@ def test_a_hub_task_is_read_from_a_mirror_with_examples_and_counts_cut_prompts(
         assert score["truncated_fraction"] == shots
 
 
-def test_a_suite_names_the_split_of_a_task(model_dir, data_dir, suite, tmp_path, calls):
-    """One that the dataset lacks is refused before anything is scored."""
-    piqa_mirror(tmp_path / "mirror", ["train", "dev"])
+def test_a_published_task_needs_no_prepared_dataset_but_its_own(
+    model_dir, data_dir, suite, tmp_path, calls
+):
+    """A split that its dataset lacks is refused before anything is scored."""
+    piqa_mirror(tmp_path / "mirror", ["train", "validation"])
     options = {"out": tmp_path, "mirror": tmp_path / "mirror"}
-    task = "{task: piqa, folder: piqa, split: dev}"
-    result = evaluate(model_dir, data_dir, suite(task, perplexity="null"), **options)
-    assert {score["split"] for score in result["scores"]} == {"dev"}
-    alone = evaluate(model_dir, None, suite(task, perplexity="null"), **options)
-    assert alone["scores"] == result["scores"]  # a published task needs no prepared dataset
+    task = suite("{task: piqa, folder: piqa}", perplexity="null")
+    result = evaluate(model_dir, data_dir, task, **options)
+    assert evaluate(model_dir, None, task, **options)["scores"] == result["scores"]
     calls.clear()
-    for split in ("", ", split: test"):
-        task = f"{{task: piqa, folder: piqa{split}}}"
-        name = split.removeprefix(", split: ") or "validation"
-        message = f"task piqa: its dataset cannot be read: there is no '{name}'"
-        with pytest.raises(MissingData, match=message):
-            evaluate(model_dir, data_dir, suite(task), **options)
+    shutil.rmtree(tmp_path / "mirror")
+    piqa_mirror(tmp_path / "mirror", ["train", "dev"])
+    message = "task piqa: its dataset cannot be read: there is no 'validation'"
+    with pytest.raises(MissingData, match=message):
+        evaluate(model_dir, data_dir, suite("{task: piqa, folder: piqa}"), **options)
     assert not calls
 
 
