@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.execution import kernels
 from sparse_lib.execution.backend import backend, compile
+from sparse_lib.flops.formulas import FORMULAS
 from sparse_lib.flops.ledger import Ledger
 from sparse_lib.flops.model import count, rigl_mean_step
 from tests.sparse_lib import tiny_models
@@ -102,6 +103,18 @@ def test_fused_experts_by_hand(implementation):
     with Ledger() as ledger:
         model(ids)
     assert ledger.executed_flops == flops.forward()
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "flops"),
+    [
+        # Of a GPU: values of another size than queries.
+        ("_scaled_dot_product_efficient_attention", [(2, 5, 8), (2, 7, 8), (2, 7, 4)], 2 * 70 * 12),
+        ("bmm", [(2, 5, 1), (2, 1, 7)], 0),  # angles of rotary embeddings: nothing is added up
+    ],
+)
+def test_operators_by_hand(name, shapes, flops):
+    assert FORMULAS[getattr(torch.ops.aten, name)](*shapes) == flops
 
 
 def test_checkpointing_counts_the_second_forward_pass():

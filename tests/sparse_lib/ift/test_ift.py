@@ -377,6 +377,7 @@ class Reads(nn.Module):
         (exchanged, "wide", 0.5, {}, "transformer.h.0.mlp.c_fc"),
         (partial(gpt2, n_embd=10, n_head=2), "wide", 0.5, {"budget": "much"}, "budget.*'much'"),
         (gpt2, "wide", 0.5, {"budget": 10}, "budget of 10 FLOPs"),
+        (gpt2, "wide", 0.5, {"budget": 10**12}, "budget of 1,000,000,000,000 FLOPs cannot be met"),
         (resnet, "wide", 0.5, {"budget": "dense"}, "sequence_length or image_size"),
         (partial(llama, hidden_size=12, head_dim=None), "wide", 0.5, {}, "hidden_size is 12.*8"),
         (tied, "parallel", 0.5, {}, "'parallel'.*'0'.*'1.weight'"),

@@ -14,16 +14,6 @@ def test_sentences_are_plain_and_long_enough():
     ]
 
 
-def test_swap_exchanges_two_neighbours_only():
-    good = "The small model learns to read every long document quickly."
-    bad = swap(good)
-    before, after = good.split(" "), bad.split(" ")
-    changed = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
-    assert len(changed) == 2 and changed[1] == changed[0] + 1
-    assert before[changed[0]] == after[changed[1]] and before[changed[1]] == after[changed[0]]
-    assert before[0] == after[0] and before[-1] == after[-1]
-
-
 def test_swap_is_fixed_for_all_time():
     assert swap("The small model learns to read every long document quickly.") == (
         "The small learns model to read every long document quickly."
