@@ -9,15 +9,14 @@ is not sharded all of them do what a single process does.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_DIGIT = 16  # bits decided per round of a selection
-_CHUNK = 2**18  # scores whose keys are made at a time, so that a selection takes little memory
+_INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 def is_sharded(tensor: Any) -> bool:
@@ -170,10 +169,9 @@ def select(
 ) -> list[Tensor]:
     """The ``keep`` highest scores over all ranks of a group and over several tensors.
 
-    Exact: the threshold is found from counts of the scores' leading bits, 16 at a time (radix
-    selection), and ties at it go to the earlier tensor, then to the lower index of the whole
-    tensor, or as a generator draws. What is sent are histograms of 2**16 counts, and a count of
-    ties per rank and tensor.
+    Exact: the threshold is found by bisection from counts of the scores above it, and ties at it go
+    to the earlier tensor, then to the lower index of the whole tensor, or as a generator draws.
+    What is sent are these counts, and one of ties per rank and tensor.
 
     Args:
         pieces: For each tensor this rank's scores, flat, float32 or float64, and which of them
@@ -244,53 +242,25 @@ def _drop_last(
 
 
 def _kth_largest(pieces: Sequence[tuple[Tensor, Tensor]], keep: int, group: Any) -> Tensor:
-    """The ``keep``-th largest score over all ranks, a scalar; none of the competing ones is NaN."""
-    dtype, device = pieces[0][0].dtype, pieces[0][0].device
-    bits, found = 8 * dtype.itemsize, 0
-    keys: Iterable[Tensor] = _Keys(pieces)
-    for shift in range(bits - _DIGIT, -1, -_DIGIT):
-        counts = torch.zeros(2**_DIGIT, dtype=torch.int64, device=device)
-        for part in keys:
-            counts += _digits(part, shift).bincount(minlength=2**_DIGIT)
-        counts = total(counts, group)
-        from_top = counts.flip(0).cumsum(0)
-        place = int((from_top < keep).sum())  # digits above the one that is looked for
-        digit = 2**_DIGIT - 1 - place
-        keep -= int(from_top[place] - counts[digit])
-        keys = [part[_digits(part, shift) == digit] for part in keys]
-        found |= digit << shift
-    return _score(found, dtype, device)
+    """The ``keep``-th largest score over all ranks, a scalar; none of the competing ones is NaN.
+
+    It is searched by bisection among all numbers of the scores' type, in their order.
+    """
+    dtype = pieces[0][0].dtype
+    high = int(torch.tensor(math.inf, dtype=dtype).view(_INTEGERS[dtype]))
+    low = -high
+    while low < high:
+        middle = (low + high + 1) // 2
+        threshold = _number(middle, dtype)
+        counts = [(part >= threshold).logical_and_(own).count_nonzero() for part, own in pieces]
+        if int(total(torch.stack(counts).sum(), group)) >= keep:
+            low = middle
+        else:
+            high = middle - 1
+    return _number(low, dtype)
 
 
-def _digits(keys: Tensor, shift: int) -> Tensor:
-    return (keys >> shift).bitwise_and_(2**_DIGIT - 1)
-
-
-class _Keys:
-    """Keys of the scores that compete, made in chunks whenever they are gone through."""
-
-    def __init__(self, pieces: Sequence[tuple[Tensor, Tensor]]) -> None:
-        self.pieces = pieces
-
-    def __iter__(self) -> Iterator[Tensor]:
-        for values, among in self.pieces:
-            for part, mask in zip(values.split(_CHUNK), among.split(_CHUNK), strict=True):
-                yield _keys(part[mask])
-
-
-def _keys(values: Tensor) -> Tensor:
-    """Integers whose bits, read without a sign, order as the scores do."""
-    integer = {4: torch.int32, 8: torch.int64}[values.element_size()]
-    bits = (values + 0.0).view(integer)  # minus zero becomes zero
-    flips = (bits >> (8 * values.element_size() - 1)).bitwise_or_(torch.iinfo(integer).min)
-    return bits.bitwise_xor_(flips)
-
-
-def _score(key: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The inverse of `_keys` for one key."""
-    bits = 8 * dtype.itemsize
-    top = 1 << (bits - 1)
-    raw = key ^ top if key & top else ~key & (2**bits - 1)
-    signed = raw - 2**bits if raw & top else raw
-    integer = {4: torch.int32, 8: torch.int64}[dtype.itemsize]
-    return torch.tensor([signed], dtype=integer).view(dtype).to(device)[0]
+def _number(place: int, dtype: torch.dtype) -> Tensor:
+    """The number at a place in the order of all numbers of a type, where 0 is at 0."""
+    number = torch.tensor(abs(place), dtype=_INTEGERS[dtype]).view(dtype)
+    return number if place >= 0 else -number
