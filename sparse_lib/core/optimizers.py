@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -53,8 +54,8 @@ def states_like(
     optimizers that this one holds count, too, as of ZeroRedundancyOptimizer's part.
 
     Warns:
-        UserWarning: Once per optimizer, if a state of that shape is coded in a way that is not
-            known, or in a basis that the optimizer turns; it is left out.
+        UserWarning: Once per optimizer, if a state is coded in a way that is not known, in a basis
+            that the optimizer turns, or has values of the weights in another shape; it is left out.
     """
     for inner in _held_by(optimizer):
         yield from states_like(inner, param, with_dense=with_dense)
@@ -64,24 +65,29 @@ def states_like(
     for key, whole in states.items():
         if not isinstance(whole, Tensor) or whole.dtype is torch.bool:  # a mask, as SPAM's
             continue
-        if getattr(whole, "requires_dense", False) > with_dense or key in of_dimensions:
+        if getattr(whole, "requires_dense", False) > with_dense:
             continue
         is_stack = whole.dim() > param.dim() > 0 and whole.shape[1:] == param.shape
         for state in whole if is_stack else (whole,):  # AdEMAMix of bitsandbytes stacks two
-            if not state.dim() or state.shape != param.shape:
+            if state.shape != param.shape or key in of_dimensions:
+                found, how = None, f"in another shape, {tuple(state.shape)}"
+                if not _is_of_weights(optimizer, key, state, param):
+                    continue
+            elif state.dim():
+                is_coded = state.dtype is torch.uint8 or hasattr(state, "codes")
+                found = codes_of(key, state, states) if is_coded else state
+                how = f"as {type(state).__name__} of {state.dtype}"
+                if not is_coded and (start := start_of(optimizer, key, param)):
+                    found = Codes(shards.local(state), start)
+            else:
                 continue
-            is_coded = state.dtype is torch.uint8 or hasattr(state, "codes")
-            found = codes_of(key, state, states) if is_coded else state
-            if not is_coded and (start := start_of(optimizer, key, param)):
-                found = Codes(shards.local(state), start)
             if found is not None and not is_rotated:
                 yield found
             elif not getattr(optimizer, _TOLD, False):
                 setattr(optimizer, _TOLD, True)
-                kind = f"{type(state).__name__} of {state.dtype}"
                 warn(
                     f"{type(optimizer).__name__} keeps {key!r} "
-                    f"{'in a basis of its own' if is_rotated else f'as {kind}'}, "
+                    f"{'in a basis of its own' if is_rotated else how}, "
                     "which cannot be masked: grown weights begin with what it holds"
                 )
 
@@ -109,17 +115,20 @@ def _flat(states: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _inside(held: Any) -> dict[Any, Any]:
-    """The entries of a dict or list, or the tensors and lists of an object; else nothing."""
-    if isinstance(held, dict | list):
+    """The entries of a dict or sequence, or the tensors and lists of an object; else nothing."""
+    if isinstance(held, dict | list | tuple | deque):
         return held if isinstance(held, dict) else dict(enumerate(held))
     own = getattr(held, "__dict__", {})
     return {name: entry for name, entry in own.items() if isinstance(entry, Tensor | list)}
 
 
+def _is_plain(state: Any) -> bool:
+    return type(state) in (Tensor, nn.Parameter) and state.is_floating_point()
+
+
 def _is_square(state: Any, *, stacked: bool = False) -> bool:
     """Whether something is a square matrix of plain floats, or a batch of one, or of several."""
-    is_plain = type(state) in (Tensor, nn.Parameter) and state.dim() >= 2
-    if not is_plain or not state.is_floating_point():
+    if not _is_plain(state) or state.dim() < 2:
         return False
     is_one = stacked or state.shape[:-2].numel() == 1
     return is_one and state.shape[-2] == state.shape[-1] > 1
@@ -152,6 +161,23 @@ def _is_of_a_dimension(optimizer: Optimizer, key: str, state: Any) -> bool:
     return known[key]
 
 
+def _is_of_weights(optimizer: Optimizer, key: str, state: Tensor, param: Tensor) -> bool:
+    """Whether a state of another shape has values of the weights: in blocks, or of a lower rank.
+
+    Those for rows, columns and the like (Adafactor) and factors (Shampoo) are none.
+    """
+    sizes = [size for size in state.shape if size > 1]
+    if len(sizes) < 2 or not _is_plain(state) or getattr(optimizer, _TOLD, False):
+        return False
+    known: dict[Any, bool] = optimizer.__dict__.setdefault(_OF_WEIGHTS, {})
+    place = key, state.shape, param.shape
+    if place not in known:
+        rest = iter(param.shape)
+        is_sum = all(size in rest for size in sizes)
+        known[place] = not (is_sum or _is_square(state, stacked=True) and _is_factor(state))
+    return known[place]
+
+
 def _is_factor(state: Tensor) -> bool:
     """Whether matrices are symmetric, or orthogonal, or triangular with a full diagonal."""
     diagonal = state.diagonal(dim1=-2, dim2=-1)
@@ -170,6 +196,7 @@ def _is_orthogonal(state: Tensor) -> bool:
 
 
 _OF_DIMENSIONS = "_sparse_lib_states_of_dimensions"
+_OF_WEIGHTS = "_sparse_lib_states_of_weights"
 _HELD = "_sparse_lib_optimizers_held"
 _TOLD = "_sparse_lib_told_of_codes"
 

@@ -1,7 +1,10 @@
 """Optimizers whose states are codes: masked by the code of zero, or left alone and told."""
 
 import copy
+import re
 import types
+import warnings
+from collections import deque
 
 import pytest
 import torch
@@ -297,6 +300,37 @@ def test_states_in_a_basis_of_the_optimizer_are_left_alone_and_told(nested):
     state = optimizer.state[model.weight]
     assert (state[0] if nested else state)["exp_avg_sq"].all()
     assert not model.weight[~model.weight_mask].any()
+
+
+@pytest.mark.parametrize("sizes", [(8, 8), (8, 4)])
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda grad: {"U": torch.linalg.svd(grad)[0][:, :2]}, r"'U' in another shape, \(\d, 2\)"),
+        (lambda grad: {"low": {"m": torch.ones(2, 2) @ grad[:2]}}, "'low.m' in another shape"),
+        (lambda grad: {"blocks": [grad.reshape(-1, 2, 2)]}, "'blocks.0' in another shape"),
+        (lambda grad: {"rows": grad.mean(1), "columns": grad.mean(0, keepdim=True)}, None),
+        (lambda grad: {"left": grad @ grad.T, "right": [grad.T @ grad]}, None),
+        (lambda grad: {"past": deque([grad + 1, grad + 2])}, None),
+    ],
+)
+def test_values_of_weights_in_another_shape_are_told_and_sums_are_not(make, told, sizes):
+    class Own(torch.optim.SGD):
+        def step(self, closure=None):
+            for param in self.param_groups[0]["params"]:
+                self.state[param].update(make(param.grad))
+            super().step(closure)
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.manual_seed(0)
+        model = nn.Linear(*sizes, bias=False)
+        optimizer = driven(sl.SET(0.5, update=2, seed=0), model, Own)
+        fit(model, optimizer, (torch.randn(8, 8) for _ in range(3)))
+    found = [str(warning.message) for warning in seen if "cannot be masked" in str(warning.message)]
+    assert len(found) == bool(told) and all(re.search(f"Own keeps {told},", text) for text in found)
+    for gradient in optimizer.state[model.weight].get("past", ()):
+        assert not gradient[~model.weight_mask].any() and gradient.any()
 
 
 class Psgd(torch.optim.Optimizer):
