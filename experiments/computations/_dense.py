@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -47,12 +48,25 @@ class OneDnnLinear(nn.Module):
         return result
 
 
-def by_onednn(model: nn.Module) -> nn.Module:
-    """The model with the linear layers of its blocks by oneDNN, changed in place."""
+def replaced(model: nn.Module, make: Callable[[Any, Any], nn.Module]) -> nn.Module:
+    """The model with other layers for the linear ones of its blocks, changed in place.
+
+    Args:
+        make: Makes a layer, given what `describe` says of the old one and that one.
+    """
     for layer in describe(model):
         if layer.role == "block" and layer.kind in ("linear", "conv1d"):
             owner, _, leaf = layer.name.rpartition(".")
-            old: Any = model.get_submodule(layer.name)
-            weight = old.weight.T if layer.kind == "conv1d" else old.weight
-            setattr(model.get_submodule(owner), leaf, OneDnnLinear(weight, old.bias))
+            new = make(layer, model.get_submodule(layer.name))
+            setattr(model.get_submodule(owner), leaf, new)
     return model
+
+
+def by_onednn(model: nn.Module) -> nn.Module:
+    """The model with these layers by oneDNN."""
+    return replaced(
+        model,
+        lambda layer, old: OneDnnLinear(
+            old.weight.T if layer.kind == "conv1d" else old.weight, old.bias
+        ),
+    )

@@ -40,35 +40,24 @@ __all__ = [
 MIRROR_VARIABLE = "SPARSE_MIRROR"
 
 
-def _modules() -> list[str]:
-    """Modules that define datasets; the tools beside them take a second to import."""
-    files = sorted(path for folder in __path__ for path in Path(folder).glob("*.py"))
-    texts = {path.stem: path.read_text("utf-8") for path in files}
-    return [
-        f"{__name__}.{stem}"
-        for stem, text in texts.items()
-        if re.search(r"^DATASETS\b.*=", text, re.MULTILINE)
-    ]
-
-
 @functools.cache
-def _datasets() -> dict[str, Dataset]:
-    found: dict[str, Dataset] = {}
-    for module in _modules():
-        for entry in importlib.import_module(module).DATASETS:
+def _datasets() -> dict[str, tuple[Dataset, Path]]:
+    """All entries by name, with the files that define them."""
+    found: dict[str, tuple[Dataset, Path]] = {}
+    for path in sorted(path for folder in __path__ for path in Path(folder).glob("*.py")):
+        # The tools beside them take a second to import.
+        if not re.search(r"^DATASETS\b.*=", path.read_text("utf-8"), re.MULTILINE):
+            continue
+        for entry in importlib.import_module(f"{__name__}.{path.stem}").DATASETS:
             if entry.name in found:
                 raise UserError(f"dataset {entry.name!r} is defined twice.")
-            found[entry.name] = entry
+            found[entry.name] = entry, path
     return found
 
 
 def file_of(name: str) -> Path:
     """Return the file that defines a registered dataset."""
-    get(name)
-    for module in map(importlib.import_module, _modules()):
-        if any(entry.name == name for entry in module.DATASETS):
-            return Path(str(module.__file__))
-    raise AssertionError(name)
+    return _datasets()[get(name).name][1]
 
 
 def names() -> list[str]:
@@ -85,11 +74,10 @@ def get(name: str, kind: str | None = None) -> Dataset:
     Raises:
         ValueError: If there is none of that name and kind.
     """
-    entry = _datasets().get(name)
-    if entry is None or kind not in (None, entry.kind):
-        fitting = [known for known, other in _datasets().items() if kind in (None, other.kind)]
+    fitting = {n: entry for n, (entry, _) in _datasets().items() if kind in (None, entry.kind)}
+    if name not in fitting:
         raise UserError(not_one_of("data.name", name, fitting, "experiments/data"))
-    return entry
+    return fitting[name]
 
 
 def available(name: str, mirror: Path | None = None, *, tokenizer: str | None = None) -> str | None:
@@ -127,6 +115,7 @@ def prepare(
         ValueError: If the name, the vocabulary size or the number of images is not allowed.
     """
     from experiments.data import images, packing
+    from experiments.data import tokenizer as tools
 
     dataset = get(name)
     if isinstance(dataset, ImageDataset):
@@ -135,10 +124,17 @@ def prepare(
     if vocab_size is None:
         raise UserError(f"data.vocab_size is missing, but {name} is text and needs it.")
     source = Source(_mirror(mirror), offline)
-    shared = tokenizer and _shared_tokenizer(tokenizer, source, vocab_size, out.parent)
-    texts = dataset.read(source)
+    texts, learned, place = dataset.read(source), None, out
+    if tokenizer is not None:
+        learned = get(tokenizer, "text").read(source)
+        place = out.parent / f"{tokenizer}-v{vocab_size}"
     out.mkdir(parents=True, exist_ok=True)
-    built = _tokenizer(texts, out, vocab_size, shared)
+    built = _trained(learned or texts, vocab_size, place)
+    shutil.rmtree(out / "tokenizer", ignore_errors=True)
+    (out / "tokenizer.key").unlink(missing_ok=True)
+    tools.save(built, out / "tokenizer")
+    if tokenizer is None:
+        (out / "tokenizer.key").write_text(_key(texts, vocab_size, out))
     num_tokens = {
         split: packing.write_tokens(texts.splits.get(split, []), built, out / f"{split}.bin")
         for split in SPLITS
@@ -204,41 +200,14 @@ def _mirror(mirror: Path | None) -> Path | None:
     return Path(named).expanduser() if named else None
 
 
-def _tokenizer(texts: Texts, out: Path, vocab_size: int, shared: "Tokenizer | None") -> "Tokenizer":
-    """Write or train the tokenizer into `out/tokenizer`; reuse one of the same text."""
+def _trained(texts: Texts, vocab_size: int, folder: Path) -> "Tokenizer":
+    """The tokenizer of a text; the one in a folder if it is whole and was trained on this text."""
     from experiments.data import tokenizer as tools
 
-    if shared is None and (kept := _trained(texts, vocab_size, out)):
-        return kept
-    shutil.rmtree(out / "tokenizer", ignore_errors=True)
-    (out / "tokenizer.key").unlink(missing_ok=True)
-    tokenizer = shared or tools.train_bpe(texts.splits["train"], vocab_size=vocab_size)
-    tools.save(tokenizer, out / "tokenizer")
-    if shared is None:
-        (out / "tokenizer.key").write_text(_key(texts, vocab_size, out))
-    return tokenizer
-
-
-def _shared_tokenizer(name: str, source: Source, vocab_size: int, beside: Path) -> "Tokenizer":
-    """The tokenizer that a dataset of that name has.
-
-    What would be trained is taken from ``beside`` where that holds the dataset as prepared.
-    """
-    from experiments.data import tokenizer as tools
-
-    texts = get(name, "text").read(source)
-    kept = _trained(texts, vocab_size, beside / f"{name}-v{vocab_size}")
-    return kept or tools.train_bpe(texts.splits["train"], vocab_size=vocab_size)
-
-
-def _trained(texts: Texts, vocab_size: int, out: Path) -> "Tokenizer | None":
-    """The tokenizer in `out/tokenizer`, if it was trained on this text and its file is whole."""
-    from experiments.data import tokenizer as tools
-
-    key_file = out / "tokenizer.key"
-    if key_file.is_file() and key_file.read_text("utf-8") == _key(texts, vocab_size, out):
-        return tools.load(out / "tokenizer")
-    return None
+    key_file = folder / "tokenizer.key"
+    if key_file.is_file() and key_file.read_text("utf-8") == _key(texts, vocab_size, folder):
+        return tools.load(folder / "tokenizer")
+    return tools.train_bpe(texts.splits["train"], vocab_size=vocab_size)
 
 
 def _key(texts: Texts, vocab_size: int, out: Path) -> str:

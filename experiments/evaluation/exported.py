@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from experiments import models
 from experiments.errors import UserError, reason
-from experiments.store.io import read_json
 
 
 def read_model(model_dir: Path, auto_model: Any) -> Any:
@@ -28,7 +25,6 @@ def read_model(model_dir: Path, auto_model: Any) -> Any:
     from experiments.models import _transform as transforms
 
     with _whole(model_dir, "model"):
-        _register(read_json(model_dir / "config.json").get("model_type"))
         model = transforms.load(
             model_dir, lambda config: auto_model.from_config(AutoConfig.for_model(**config))
         )
@@ -65,10 +61,3 @@ def _whole(model_dir: Path, part: str) -> Iterator[None]:
         raise
     except Exception as error:  # transformers raises any class on a damaged or foreign file
         raise UserError(f"the {part} of {model_dir} cannot be read: {reason(error)}") from error
-
-
-def _register(model_type: Any) -> None:
-    """Make a class of ours known to transformers, which is in ``models/_<model type>.py``."""
-    name = f"_{model_type}"
-    if isinstance(model_type, str) and name in models.own_classes():
-        importlib.import_module(f"{models.__name__}.{name}")

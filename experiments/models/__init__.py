@@ -28,8 +28,3 @@ def get(name: str) -> ModuleType:
 def task(name: str) -> str:
     """Name of the task that the model ``name`` is for."""
     return getattr(get(name), "TASK", "lm")
-
-
-def own_classes() -> list[str]:
-    """Files of classes that transformers does not have, each ``_<model type>``."""
-    return [module.name for module in pkgutil.iter_modules(__path__) if module.name.startswith("_")]

@@ -2,9 +2,6 @@
 of the study's main workload. Where lines coincide, the thicker one lies beneath.
 Compare Figure 7 of the source."""
 
-import math
-from typing import Any
-
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -29,38 +26,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     if rows.empty:
         return rows
     _, rows = selection.by_level(selection.main(rows, study))[0]
-    rows = _with_drop_fractions(rows, study)
     return rows[rows["seed"] == rows.groupby("method")["seed"].transform("min")]
-
-
-def _with_drop_fractions(rows: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
-    """Add the configured drop fraction where a run has not logged it."""
-    specs = {run.id: run.spec for run in study.runs}
-    logged = set(rows[rows["metric"] == "drop_fraction"]["run"])
-    added = []
-    for run, group in rows[rows["metric"] == "sparsity"].groupby("run", sort=False):
-        setting = specs[run].mask_setting("drop_fraction") if run in specs else None
-        if run in logged or setting is None:
-            continue
-        stop = specs[run].mask_setting("update", "stop")
-        known = group if stop is None else group[group["step"] <= stop]
-        values = [drop_fraction(setting, step) for step in known["step"]]
-        added.append(known.assign(metric="drop_fraction", value=values).dropna(subset=["value"]))
-    return pd.concat([rows, *added], ignore_index=True)
-
-
-def drop_fraction(setting: Any, step: int) -> float:
-    """Return a configured drop fraction at a step: a number or a cosine; NaN for other schedules.
-
-    A cosine falls from ``init`` to ``minimum`` in ``half_period`` steps and stays there.
-    """
-    if isinstance(setting, int | float):
-        return float(setting)
-    if not isinstance(setting, dict) or setting.get("type") != "cosine" or "compat" in setting:
-        return math.nan
-    least = setting.get("minimum", 0.0)
-    wave = (1 + math.cos(math.pi * min(1.0, step / setting["half_period"]))) / 2
-    return least + (setting["init"] - least) * wave
 
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:

@@ -91,7 +91,7 @@ def test_what_is_missing_is_one_sentence_before_any_work(tmp_path):
         data.prepare("wikitext-2", out=tmp_path / "out", vocab_size=300, mirror=tmp_path)
 
 
-def test_hash_follows_text_and_vocabulary_and_tokenizer_is_reused(tmp_path):
+def test_hash_follows_text_and_vocabulary_and_tokenizer_is_reused(tmp_path, monkeypatch):
     mirror, out = tmp_path / "mirror", tmp_path / "out"
 
     def prepared(train, vocab_size):
@@ -100,9 +100,9 @@ def test_hash_follows_text_and_vocabulary_and_tokenizer_is_reused(tmp_path):
         return data.prepare("enwiki-slice", out=out, vocab_size=vocab_size, mirror=mirror)["hash"]
 
     first = prepared("the cat and the dog and the cat", 260)
-    made = (out / "tokenizer" / "tokenizer.json").stat().st_mtime_ns
-    assert prepared("the cat and the dog and the cat", 260) == first
-    assert (out / "tokenizer" / "tokenizer.json").stat().st_mtime_ns == made
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenizer, "train_bpe", None)
+        assert prepared("the cat and the dog and the cat", 260) == first
     (out / "tokenizer" / "tokenizer.json").write_text('{"version"')
     assert prepared("the cat and the dog and the cat", 260) == first
     assert prepared("the cat and the dog and the cat", 262) != first
