@@ -91,60 +91,19 @@ class SNFS(DropAndGrow):
         return self.momentum_of(p).abs()
 
     def read_gradients(self) -> None:
-        """Take the gradients of a step into the momentum."""
-        scales = self._scales()
-        for name in scales or self.dense_gradients.kept:
-            weight = self.sparse_params[name].param
-            gradient = self.dense_gradients.kept.get(name)
-            if gradient is None:  # other ranks have one
-                gradient = torch.zeros_like(weight)
-            elif scales:
-                gradient = gradient * scales[name]
-            else:
-                gradient = self.dense_gradients.as_optimized(self.sparse_params[name], gradient)
-            gradient = torch.where(gradient.isfinite(), gradient, 0).to(weight.dtype)
-            self._momenta[name] = self.momentum_of(weight).lerp_(gradient, 1 - self.momentum)
-
-    def _scales(self) -> dict[str, float]:
-        """Mean of the ranks' dense gradients after clipping and loss scaling, by name.
-
-        Of weights with a gradient on any rank; the same on each. Empty where means are kept
-        already: in one process, and of sharded weights.
-        """
-        params = self.sparse_params
-        if distributed.world_size() == 1 or any(
-            shards.is_sharded(s.param) for s in params.values()
-        ):
-            return {}
-        products = torch.zeros(2, len(params), dtype=torch.float64)
-        for index, (name, sparse) in enumerate(params.items()):
-            seen = sparse.param.grad
-            if seen is None:
-                continue
-            seen = (seen.to_dense() if seen.is_sparse else seen).double()
-            products[0, index] = (seen * seen).sum()
-            if (kept := self.dense_gradients.kept.get(name)) is not None:
-                products[1, index] = (seen * kept).sum()  # 0 where this rank has no gradient
-        products = products.to(next(iter(params.values())).param.device) if params else products
-        distributed.average_([products])
-        # seen = scale * mean(kept) where present, so <seen, seen> = scale * mean(<seen, kept>).
-        squares, inner = products.tolist()
-        return {
-            name: (square / product if product > 0 else 1.0)
-            for name, square, product in zip(params, squares, inner, strict=True)
-            if square > 0 or name in self.dense_gradients.kept
-        }
+        """Take the gradients of a step, averaged over ranks, into the momentum."""
+        kept = self.dense_gradients.kept
+        shared = [kept[name] for name in self.sparse_params if name in kept]
+        distributed.average_(one for one in shared if not shards.is_sharded(one))
+        for name, gradient in kept.items():
+            sparse = self.sparse_params[name]
+            gradient = self.dense_gradients.as_optimized(sparse, gradient)
+            gradient = torch.where(gradient.isfinite(), gradient, 0).to(sparse.param.dtype)
+            momentum = self.momentum_of(sparse.param)
+            self._momenta[name] = momentum.lerp_(gradient, 1 - self.momentum)
 
     def share_gradients(self) -> None:
-        """Average the momenta, which are linear in the gradients, over ranks; a collective."""
-        if distributed.world_size() == 1:
-            return
-        for name, sparse in self.sparse_params.items():
-            if name not in self._momenta:
-                self._momenta[name] = torch.zeros_like(sparse.param)
-        momenta = [self._momenta[name] for name in self.sparse_params]
-        # Those of sharded parameters are of averages already.
-        distributed.average_(momentum for momentum in momenta if not shards.is_sharded(momentum))
+        """Nothing: the momenta are those of all ranks."""
 
     def new_masks(
         self, params: Mapping[str, SparseParameter], targets: Mapping[str, float]
