@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 
-def write_mirror(root, hub_id, splits, configs=("default",), digest="0"):
+def write_mirror(root, hub_id, splits, configs=("default",)):
     """Write parquet files and the README that declares them."""
     folder = root / hub_id
     lines = ["---", "configs:"]
@@ -19,7 +19,7 @@ def write_mirror(root, hub_id, splits, configs=("default",), digest="0"):
         for split, rows in splits.items():
             pq.write_table(pa.table({"text": rows}), folder / config / f"{split}.parquet")
             lines += [f"  - split: {split}", f"    path: {config}/{split}.parquet"]
-    (folder / "README.md").write_text("\n".join([*lines, f"content: '{digest}'", "---", ""]))
+    (folder / "README.md").write_text("\n".join([*lines, "---", ""]))
 
 
 def encoded(pixels) -> dict:

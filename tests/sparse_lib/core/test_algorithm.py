@@ -18,10 +18,9 @@ from tests.sparse_lib.algorithm_cases import (
 )
 
 
-def applied(algorithm, model=None, lr=0.1):
-    model = make_model() if model is None else model
-    optimizer = driven(algorithm, model, torch.optim.SGD, lr, momentum=0.9)
-    return model, optimizer
+def applied(algorithm):
+    model = make_model()
+    return model, driven(algorithm, model, torch.optim.SGD, 0.1, momentum=0.9)
 
 
 def test_every_parameter_is_sparse_without_a_filter_and_zero_at_once():

@@ -18,8 +18,8 @@ def network(bias=False):
     return nn.Sequential(nn.Linear(16, 32, bias=bias), nn.Tanh(), nn.Linear(32, 4, bias=bias))
 
 
-def batch(step, count=8):
-    return torch.randn(count, 16, generator=torch.Generator().manual_seed(step))
+def batch(step):
+    return torch.randn(8, 16, generator=torch.Generator().manual_seed(step))
 
 
 def started(algorithm, model=None, lr=0.1):

@@ -13,8 +13,8 @@ import torch
 import sparse_lib
 from sparse_lib.execution import kernels
 from sparse_lib.execution.kernels import Structure, gradients, image_view, rows_view
+from tests.sparse_lib.execution.test_backend import TOLERANCE, relative_error
 
-TOLERANCE = 1e-5
 # Tokens, inputs, outputs: with and without what blocks of 16 and of 8 leave.
 SHAPES = [(1, 5, 3), (37, 130, 67), (64, 64, 64), (65, 33, 17), (100, 600, 300), (3, 1, 1)]
 SHAPES += [(25, 24, 40)]
@@ -24,10 +24,6 @@ SHAPES += [(25, 24, 40)]
 @pytest.fixture(params=(4, 8, 32, 48, 64), ids="lanes{}".format)
 def lanes(request):
     return request.param
-
-
-def relative_error(result, expected):
-    return ((result - expected).abs().max() / expected.abs().max().clamp(min=1e-20)).item()
 
 
 def random_mask(rows, columns, sparsity):
