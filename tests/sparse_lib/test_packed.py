@@ -19,12 +19,12 @@ from tests.sparse_lib.algorithm_cases import driven, fit
 from tests.sparse_lib.execution.test_backend import (
     LAYERS,
     TOLERANCE,
-    Tied,
     add_mask,
     always,
     conv1d,
     relative_error,
     step,
+    tied_layers,
 )
 
 
@@ -296,10 +296,10 @@ def test_layers_that_cannot_be_packed_stay():
         add_mask(layer, sparsity)
         return layer
 
-    tied, parametrized, scaled, pruned, patched, twice = Tied(False), *(
+    tied, parametrized, scaled, pruned, patched, twice = tied_layers(), *(
         masked(nn.Linear(9, 9)) for _ in range(5)
     )  # fmt: skip
-    masked(tied.first)
+    masked(tied[0])
     parametrize.register_parametrization(parametrized, "weight", nn.Identity())
     scaled.register_parameter("scale", nn.Parameter(torch.ones(1)))
     prune.l1_unstructured(pruned, "bias", amount=0.5)

@@ -61,6 +61,8 @@ def test_a_folded_record_replaces_its_run_and_what_no_study_plans_leaves(place):
     assert reference.find(FIRST)["wall_s"] == 9.0
     assert not list((paths.REFERENCE / "retired").glob("*"))
     assert fold.fold([]) == []
+    parquet.write([record_of(FIRST, spec_hash="old"), record_of(SECOND)], home)
+    assert fold.fold([]) and reference.entries().keys() == {SECOND}  # of the spec of today
 
 
 def test_show_prints_a_record_as_it_was_and_its_command(place, call):
