@@ -19,7 +19,6 @@ from matplotlib.ticker import EngFormatter
 from experiments.analysis.methods import Method
 from experiments.errors import UserError, reason
 from experiments.findings.estimate import mean_interval
-from experiments.specs.planned import PlannedStudy
 
 #: Colours of a PNG.
 NUM_COLORS = 256
@@ -34,13 +33,9 @@ def progress(rows: pd.DataFrame) -> tuple[str, str]:
     return "tokens", "training tokens"
 
 
-def loss_unit(rows: pd.DataFrame, study: PlannedStudy) -> str:
-    """Return what the losses of a study's runs are measured in.
-
-    Language models have tokens, which may be bytes; image models have none.
-    """
-    name = progress(rows)[0].removesuffix("s")
-    return f"nats per {study.token_name(rows['run']) if name == 'token' else name}"
+def loss_unit(rows: pd.DataFrame) -> str:
+    """Return what the losses of runs are measured in."""
+    return f"nats per {progress(rows)[0].removesuffix('s')}"
 
 
 def progress_axis(axes: Axes, name: str) -> None:

@@ -26,8 +26,6 @@ from experiments.specs.schema import (
     checked_name,
 )
 
-#: Steps of a run, beyond which its plan alone would fill the memory.
-MAX_STEPS = 10_000_000
 #: Core-seconds that all studies together may cost, start-up included.
 BUDGET_CORE_S = {"smoke": 300, "quick": 2000}
 
@@ -83,11 +81,6 @@ def _recipe(workload: Workload, name: str, variant: Variant, *, rate: float = 1.
     base = base.with_budget(variant.budget_scale)
     batch_size = max(1, round(base.batch_size * variant.batch_scale))
     steps = base.num_steps(data, batch_size)
-    if steps > MAX_STEPS:
-        raise UserError(
-            f"recipe.{base.BUDGET} and batch_size make {steps:g} steps, but a run has at most "
-            f"{MAX_STEPS:,}"
-        )
     values = {
         "name": name,
         "batch_size": batch_size,
@@ -221,11 +214,6 @@ def make_spec(study: Study, scale: str, grid: Grid, method_name: str, seed: int)
         recipe = _recipe(grid, variant, study.recipes[variant], rate=rate)
         checked_name(data.label)
         sparsity = _seeded(method.sparsity, recipe, seed)
-    except OverflowError:
-        raise SpecError(
-            f"{study.name}.yaml: scales.{scale}: a number of the recipe is too large, once it is "
-            f"scaled by recipes.{variant}"
-        ) from None
     except (UserError, ValidationError) as error:
         raise SpecError(f"{study.name}.yaml: scales.{scale}: {error}") from None
     label, transform, start = method_name, method.transform, None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-from experiments.data.base import MIN_VOCABULARY
 from experiments.specs.run import Run
 from experiments.specs.schema import Scale, Study
 
@@ -21,17 +19,6 @@ class PlannedStudy(Study):
         value = self.model_dump(mode="json", exclude={"scales", "runs"})
         runs = [{"spec": run.spec.to_json()} for run in self.runs]
         return value | {"runs": runs}
-
-    def token_name(self, runs: Iterable[str]) -> str:
-        """Return ``byte`` where each token of these runs' texts is one, else ``token``."""
-        wanted = set(runs)
-        texts = [run.spec.data for run in self.runs if run.id in wanted]
-        return "byte" if texts and all(map(_is_bytes, texts)) else "token"
-
-
-def _is_bytes(data: Any) -> bool:
-    """Whether a tokenizer is trained whose vocabulary has room for bytes and the end of text."""
-    return getattr(data, "vocab_size", None) == MIN_VOCABULARY
 
 
 #: What records by themselves belong to: a study without methods and runs.

@@ -58,7 +58,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     lower.set_title("GraNet minus RigL: seeds and their mean")
     for panel in (upper, lower):
         style.progress_axis(panel, name)
-        panel.set_ylabel(style.loss_unit(rows, study))
+        panel.set_ylabel(style.loss_unit(rows))
     return figure
 
 

@@ -33,7 +33,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         _draw_panel(panel, rows, looks)
         title = f"{tidy.workloads(rows)[0]}"
         panel.set_title(f"{title} · {100 * level:g}%" if level else title)
-        panel.set_ylabel(f"validation loss, {style.loss_unit(rows, study)}")
+        panel.set_ylabel(f"validation loss, {style.loss_unit(rows)}")
     return figure
 
 
