@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from experiments.cli.options import app, check_device
-from experiments.errors import UserError, reason, refusals
+from experiments.errors import refusals
 from experiments.specs.expand import all_runs, study_runs
 from experiments.specs.lookup import find_run
 from experiments.specs.read import load_study
@@ -20,9 +20,6 @@ from experiments.store import paths
 
 if TYPE_CHECKING:
     from experiments.store.record import Record
-
-#: Layers of the largest model that `check` builds.
-MOST_LAYERS = 200
 
 
 @app.command()
@@ -39,80 +36,37 @@ def check(
 
 
 def check_runs(runs: Iterable[Run]) -> None:
-    """Let the library check the suites, transformations and sparsity configurations of runs."""
-    seen: set[str] = set()
-    for run in runs:
-        _check_suite(run)
-        check_transform(run, seen)
-        config = run.spec.mask_config()
-        if config is None:
-            continue
-        wanted, num_steps = run.spec.final_sparsity, run.spec.recipe.steps
-        text = json.dumps([config, wanted, num_steps], sort_keys=True)
-        if text in seen:
-            continue
-        seen.add(text)
-        where = f"{run.studies[0]}.yaml: methods.{run.spec.method}"
-        with refusals(f"{where}.sparsity"):
-            _check_reached(config, num_steps, f"{where}.sparsity", run.scale)
-            reached = _last_sparsity(config, num_steps)
-        if reached is not None and abs(reached - wanted) > 1e-6:
-            raise SpecError(
-                f"{where}.final_sparsity is {wanted}, but {where.split()[1]}.sparsity ends at "
-                f"{reached:g} at scale {run.scale}; they must be equal"
-            )
+    """Let the library check the suites and sparsity configurations of runs.
 
-
-def _check_suite(run: Run) -> None:
-    """Raise `SpecError` where a run's suite is wrong for its task."""
-    from experiments.evaluation.suite import KINDS, load_suite
-
-    try:
-        load_suite(run.spec.suite, KINDS[run.spec.data.KIND])
-    except UserError as error:
-        raise SpecError(f"{run.studies[0]}.yaml: suite: {error}") from None
-
-
-def check_transform(run: Run, seen: set[str]) -> None:
-    """Raise `SpecError` where a model cannot be transformed, or not at the budget it is given.
-
-    The model is built without storage. A training begins with the same check, so models of images
-    whose size is unknown until they are prepared are left to it, and so are those of more layers
-    than are built in a moment.
+    Raises:
+        SpecError: Where masks never change, never reach the end of their schedule, or end at
+            another sparsity than the method says.
     """
-    spec = run.spec
-    if spec.transform is None or getattr(spec.model.config, "num_layers", 0) > MOST_LAYERS:
-        return
-    parts = (spec.model, spec.data, spec.transform)
-    text = json.dumps([part.model_dump(mode="json") for part in parts], sort_keys=True)
-    if text in seen:
-        return
-    seen.add(text)
-    from experiments.training.shape import UnknownShape, build
-
-    place = (
-        f"{run.studies[0]}.yaml: methods.{spec.method}.transform of the model {spec.model.label}"
-    )
-    try:
-        with refusals(place):
-            build(spec)
-    except UnknownShape:
-        return
-    except UserError:
-        raise
-    except (RuntimeError, TypeError, OverflowError) as error:  # torch has no tensor of such a size
-        raise SpecError(f"{place}: no model of these sizes can be built: {reason(error)}") from None
-
-
-def _check_reached(config: Any, num_steps: int, place: str, scale: str) -> None:
-    """Raise `SpecError` where masks never change, or never reach the end of their schedule."""
+    from experiments.evaluation.suite import KINDS, load_suite
     from sparse_lib.configure import configure
     from sparse_lib.preview import unreached
 
-    key = ".update" if isinstance(config, dict) and "update" in config else ""
-    algorithm = configure(config)
-    for note in unreached(algorithm, num_steps) if algorithm is not None else ():
-        raise SpecError(f"{place}{key}: at scale {scale}, {note}")
+    seen: set[str] = set()
+    for run in runs:
+        file, spec, config = f"{run.studies[0]}.yaml", run.spec, run.spec.mask_config()
+        load_suite(str(spec.suite), KINDS[str(spec.data.KIND)])
+        wanted, num_steps = spec.final_sparsity, spec.recipe.steps
+        text = json.dumps([config, wanted, num_steps], sort_keys=True)
+        if config is None or text in seen:
+            continue
+        seen.add(text)
+        method = f"methods.{spec.method}"
+        place = f"{file}: {method}.sparsity"
+        with refusals(place):
+            algorithm, reached = configure(config), _last_sparsity(config, num_steps)
+        key = ".update" if isinstance(config, dict) and "update" in config else ""
+        for note in unreached(algorithm, num_steps) if algorithm is not None else ():
+            raise SpecError(f"{place}{key}: at scale {run.scale}, {note}")
+        if reached is not None and abs(reached - wanted) > 1e-6:
+            raise SpecError(
+                f"{file}: {method}.final_sparsity is {wanted}, but {method}.sparsity ends at "
+                f"{reached:g} at scale {run.scale}; they must be equal"
+            )
 
 
 def _last_sparsity(config: dict[str, Any], num_steps: int) -> float | None:

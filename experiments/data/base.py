@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from experiments.errors import UserError
 
@@ -108,14 +108,6 @@ class Images:
     meta: Mapping[str, Any] = field(default_factory=dict)
 
 
-class ImageSize(NamedTuple):
-    """Sizes of a prepared image dataset."""
-
-    num_classes: int
-    num_channels: int
-    image_size: int
-
-
 @dataclass(frozen=True)
 class ImageDataset(Dataset):
     """One entry of the registry that holds images.
@@ -124,10 +116,8 @@ class ImageDataset(Dataset):
         read: Takes where to look and the number of training images (None: all there are); returns
             the images, or raises `MissingData`.
         flip: Whether a mirrored image shows the same class, so that training may mirror.
-        size: Of all images, where it is known before they are prepared; `plan` needs it.
     """
 
     flip: bool = True
-    size: ImageSize | None = None
 
     kind: ClassVar[str] = "images"

@@ -10,7 +10,7 @@ never seen. A mirrored glyph is another glyph or none: training must not mirror.
 import string
 from pathlib import Path
 
-from experiments.data.base import ImageDataset, Images, ImageSize, Source
+from experiments.data.base import ImageDataset, Images, Source
 
 CLASSES = [*string.digits, *string.ascii_uppercase, *"abdefghnqrt"]
 FONTS = {
@@ -71,6 +71,5 @@ DATASETS = (
         splits="by font: no validation or test font is trained on",
         read=_read,
         flip=False,
-        size=ImageSize(len(CLASSES), num_channels=1, image_size=32),
     ),
 )

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from experiments.data.base import ImageDataset, Images, ImageSize, MissingData, Source, Split
+from experiments.data.base import ImageDataset, Images, MissingData, Source, Split
 from experiments.data.hub import fetch, load_rows, reading
 from experiments.data.mirror import missing_rows
 
@@ -84,7 +84,6 @@ def hub_images(
         missing=missing,
         fetch=partial(fetch, hub_id, config),
         flip=flip,
-        size=ImageSize(len(classes), num_channels, size),
     )
 
 
