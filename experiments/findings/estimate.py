@@ -194,7 +194,8 @@ def judge(found: Estimate, target: float, *, is_published: bool) -> Word:
     side = math.copysign(1.0, target)
     low, high = sorted((found.low * side, found.high * side))
     size = abs(target)
-    asked = "published effect" if is_published else f"smallest effect of interest ({size:g})"
+    asked = "published effect" if is_published else "smallest effect of interest"
+    asked += f" ({size:.2g})"
     if low > 0:
         if not is_published:
             return Word(SAME, reason="the interval lies on the published side of zero")
@@ -207,6 +208,6 @@ def judge(found: Estimate, target: float, *, is_published: bool) -> Word:
         return Word(SMALLER, reason=f"the interval contains zero and excludes half of the {asked}")
     per_seed = found.se**2 * min(found.seeds) if found.paired else 2 * found.sd**2
     wanted = math.ceil(per_seed * (4 / size) ** 2)
-    more = f", {wanted:,} seeds per method would tell" if wanted > min(found.seeds) else ""
-    more = " and excludes all of it" if high < size else more
-    return Word(OPEN, reason=f"the interval contains zero and half of the {asked}{more}")
+    more = f"; {wanted:,} seeds per method could decide" if wanted > min(found.seeds) else ""
+    more = "; all of it is" if high < size else more
+    return Word(OPEN, reason=f"neither zero nor half of the {asked} is excluded{more}")

@@ -77,10 +77,13 @@ def ours(found: Finding) -> str:
 
 
 def relative(found: Finding) -> str:
-    """Published and our effect as shares of arm b."""
-    said = found.comparison.published
-    theirs = f"{number(100 * said.value / said.of, 1)}%" if said and said.value and said.of else "–"
-    mine = f"{number(found.share[0], 1)}%" if found.is_fair else "–"
+    """Published and our gain as shares of arm b."""
+    said, outcome = found.comparison.published, found.claim.outcome
+    if outcome is None:
+        return "–"
+    gain = 100 * outcome.sign * said.value / said.of if said and said.value and said.of else None
+    theirs = "–" if gain is None else f"{number(gain, 1)}%"
+    mine = f"{number(outcome.sign * found.share[0], 1)}%" if found.is_fair else "–"
     return "–" if theirs == mine == "–" else f"{theirs} / {mine}"
 
 
@@ -103,15 +106,17 @@ def trend(found: Finding) -> str:
     if outcome is None or not found.trend:
         return "–"
     unit = " points" if outcome.unit == "points" else "%"
-    sizes = {
-        label: e.effect if unit != "%" else 100 * e.effect / abs(e.means[1])
+    share = {label: 1.0 if unit != "%" else 100 / abs(e.means[1]) for label, e in found.trend}
+    gains = {label: outcome.sign * e.effect * share[label] for label, e in found.trend}
+    if len(gains) < 3:
+        return "; ".join(f"{label}: {number(gain, 1)}{unit}" for label, gain in gains.items())
+    sides = Counter(
+        "level" if not e.low * e.high > 0 else "better" if gains[label] > 0 else "worse"
         for label, e in found.trend
-    }
-    if len(sizes) < 3:
-        return "; ".join(f"{label}: {number(size, 1)}{unit}" for label, size in sizes.items())
-    better = sum(outcome.sign * size > 0 for size in sizes.values())
-    ends = (number(end, 1) for end in (min(sizes.values()), max(sizes.values())))
-    return f"better in {better} of {len(sizes)} others: {' to '.join(ends)}{unit}"
+    )
+    counts = [f"{sides[side]} {side}" for side in ("better", "level", "worse") if sides[side]]
+    ends = " to ".join(number(end, 1) for end in (min(gains.values()), max(gains.values())))
+    return f"{', '.join(counts)}: {ends}{unit}"
 
 
 def row(found: Finding) -> list[str]:
@@ -265,7 +270,7 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
     if found.trend and claim.outcome is not None:
         head = ["where", f"effect ({claim.outcome.better} is better)", "P(better)", "seeds"]
         lines = [
-            [label, effect(e, unit), f"{e.better:.2f}", "{} and {}".format(*e.seeds)]
+            [label, effect(e, unit), _better(e), "{} and {}".format(*e.seeds)]
             for label, e in found.trend
         ]
         body.append(table(head, lines))
@@ -299,9 +304,14 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
     }
 
 
+def _better(found: Estimate) -> str:
+    """P(better), of three seeds or more."""
+    return f"{found.better:.2f}" if min(found.seeds) > 2 else "–"
+
+
 def _badge(found: Finding) -> str:
     if found.place is not None and found.place.registered:
-        return f"registered {found.place.registered}, before the runs"
+        return f"registered {found.place.registered}"
     seen = found.place is not None and found.place.seen
     return "some seeds were added after a first look" if seen else ""
 

@@ -20,7 +20,7 @@ from experiments.analysis import figures, style, tables
 from experiments.errors import UserError
 from experiments.findings import claim as claims
 from experiments.findings import ledger
-from experiments.findings.estimate import OPPOSITE, SMALLER
+from experiments.findings.estimate import OPPOSITE, SAME, SMALLER
 from experiments.findings.evidence import Evidence
 from experiments.findings.ledger import Finding
 from experiments.report import cards, cost, forest, provenance, text
@@ -236,9 +236,10 @@ def render_index(
         "miss": round(100 * (1 - 0.95 ** sum(found.is_fair for found in nine))),
         "cards": shown,
         "negative": [
-            found
+            (found, ("" if found in nine else "claims.md") + f"#{found.claim.name}")
+            for word in (OPPOSITE, SMALLER, SAME)
             for found in (*nine, *itertools.chain(*ledger.supporting(evidence, "")))
-            if found.word.word in (OPPOSITE, SMALLER) or found.word.size == "smaller"
+            if found.word.word == word and (word != SAME or found.word.size == "smaller")
         ],
         "ours": cards.ours,
         "studies": [study for study in studies if not study.trials],
@@ -258,7 +259,7 @@ def render_index(
 def _nine(nine: Sequence[Finding], kept: pd.DataFrame | None) -> str:
     """The table of nine rows; beside a committed reference, with yours and whether they agree."""
     head = ["result", "published", "here, 95% interval", "verdict"]
-    head += ["published / here, % of baseline", "learning rates", "other sparsities and budgets"]
+    head += ["gain in %, published / here", "learning rates", "other sparsities and budgets"]
     rows = [cards.row(found) for found in nine]
     if kept is not None:
         head[2:3] = ["reference", "yours, 95% interval", "agrees?"]

@@ -125,7 +125,7 @@ def _by_flops(axes: Axes, table: pd.DataFrame) -> None:
         is_dense = row.method.startswith("larger")
         if not is_dense and "rigl" not in row.method and "iso" not in row.method and len(table) > 6:
             continue
-        mark, color = ("o", "#7F7F7F") if is_dense else _look(row.sparsity)
+        mark, color = ("s", "#7F7F7F") if is_dense else _look(row.sparsity)
         label = row.method if is_dense else _level(row.masks)
         label += f", {row.budget:g} epochs"
         axes.errorbar(
