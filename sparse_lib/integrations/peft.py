@@ -131,8 +131,9 @@ def _check(layer: Any) -> None:
             f"{getattr(layer, 'fan_in_fan_out', None)} cannot be masked; "
             "LoRA of a Linear or of the Conv1D of transformers with fan_in_fan_out=True can"
         )
-    if any(layer.use_dora.values()):
-        raise ValueError("an adapter with DoRA cannot be masked; LoRA without DoRA can")
+    if variants := list(layer.lora_variant.values()):  # DoRA, aLoRA, Arrow, ...
+        kind = type(variants[0]).__name__.removesuffix("LinearVariant")
+        raise ValueError(f"an adapter of the variant {kind} cannot be masked; plain LoRA can")
 
 
 def _masked_delta(layer: Any, adapter: str) -> Tensor:
@@ -186,6 +187,8 @@ def _masked_forward(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             product = (up @ down).T if layer.fan_in_fan_out else up @ down
             delta = layer.scaling[adapter] * mask * product
             delta = delta.T if layer.fan_in_fan_out else delta
+            if (bias := layer.lora_B[adapter].bias) is not None:
+                bias = layer.scaling[adapter] * bias
             inputs = layer.lora_dropout[adapter](x.to(delta.dtype))
-            result = result + F.linear(inputs, delta.to(inputs.dtype)).to(result.dtype)
+            result = result + F.linear(inputs, delta.to(inputs.dtype), bias).to(result.dtype)
     return result

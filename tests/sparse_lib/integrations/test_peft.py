@@ -142,7 +142,12 @@ ADALORA = AdaLoraConfig(target_modules=["up_proj"], total_step=10)
         (lambda: get_peft_model(pruned(), LOHA), keep_zeros, "of the kind 'loha' cannot be masked"),
         (lambda: get_peft_model(pruned(), ADALORA), keep_zeros, "of the kind 'adalora' cannot be"),
         (lambda: adapted(pruned(), init_lora_weights="pissa"), keep_zeros, "'pissa' .*zeros too"),
-        (lambda: adapted(pruned(), use_dora=True), keep_zeros, "with DoRA cannot be masked"),
+        (lambda: adapted(pruned(), use_dora=True), keep_zeros, "of the variant Dora cannot be"),
+        (
+            lambda: adapted(pruned(), alora_invocation_tokens=[1]),
+            keep_zeros,
+            "variant ALora cannot",
+        ),
         (lambda: adapted(pruned()), sl.keep_zeros, r"use sparse_lib\.integrations\.peft\.keep_z"),
         (lambda: adapted(make_model()), keep_zeros, "no weight of the model has zeros"),
     ],
@@ -154,11 +159,12 @@ def test_what_cannot_be_masked_is_refused(make, mask, words):
     assert not sl.is_sparse(model)
 
 
-def test_adapters_of_gpt2_are_masked_too():
+@pytest.mark.parametrize("bias", [False, True])
+def test_adapters_of_gpt2_are_masked_too(bias):
     torch.manual_seed(0)
     base = pruned(tiny_models.gpt2(vocab_size=24, n_embd=16))
     zeros = base.transformer.h[0].attn.c_attn.weight == 0
-    options = {"fan_in_fan_out": True, "init_lora_weights": False}
+    options = {"fan_in_fan_out": True, "init_lora_weights": False, "lora_bias": bias}
     model = get_peft_model(base, LoraConfig(r=2, target_modules=["c_attn"], **options)).eval()
     with torch.no_grad():
         unmasked = model(input_ids=TOKENS).logits
