@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sparse_lib.checks import check_seed
+from sparse_lib.checks import check_integer, check_seed
 from sparse_lib.core import averages, distributed, registry  # noqa: F401 (averages copy masks)
 from sparse_lib.core.applied import Applied, register_hook
 from sparse_lib.core.dense_gradients import DenseGradients
@@ -150,7 +150,7 @@ class SparsityAlgorithm(Applied):
 
     @step.setter
     def step(self, value: int) -> None:
-        self.clock.step = value
+        self.clock.step = check_integer(value, "step", 0)
         self.driver.prepare_next_step()
 
     # ------------------------------------------------------------------ what a subclass defines

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from sparse_lib.checks import check_bool
 from sparse_lib.core.driver import Driver, Found
 from sparse_lib.core.metrics import summary
 from sparse_lib.core.parameter import SparseParameter
@@ -43,7 +44,7 @@ class Applied(ABC):
 
     @autoupdate.setter
     def autoupdate(self, value: bool) -> None:
-        self._autoupdate = bool(value)
+        self._autoupdate = check_bool(value, "autoupdate")
         for algorithm in self.algorithms:
             if algorithm is not self:
                 algorithm.autoupdate = value

@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sparse_lib import tables
+from sparse_lib.checks import check_fraction
 from sparse_lib.flops import trace
 from sparse_lib.flops.formulas import ATTENTION, flops_of, is_outer_product
 from sparse_lib.layers import LayerDescription, describe
@@ -170,11 +171,12 @@ class ModelFlops:
         return tables.plain(rows, 2)
 
     def _check(self, sparsity: Mapping[str, float] | None) -> None:
+        if not isinstance(sparsity, Mapping | None):
+            raise TypeError(f"sparsity is by name of a weight, not {sparsity!r:.80}")
         for name, value in (sparsity or {}).items():
             if name not in self.weight_names:
                 raise ValueError(f"sparsity names {name!r}, which is no weight of the model.")
-            if not 0.0 <= value <= 1.0:
-                raise ValueError(f"sparsity of {name!r} is {value}; it must be in [0, 1].")
+            check_fraction(value, f"sparsity of {name!r}")
 
 
 def count(

@@ -67,6 +67,13 @@ def test_manual_updates_take_the_next_value_of_a_list():
     assert seen == pytest.approx([0.25, 0.5, 0.75])
 
 
+def test_counts_and_switches_of_a_wrong_type_are_refused():
+    for algorithm in (sl.RigL(0.5), sl.Group({"*": sl.RigL(0.5)})):
+        for name, value in (("step", -3), ("step", "3"), ("step", 1.5), ("autoupdate", "false")):
+            with pytest.raises(ValueError, match=f"{name} must be"):
+                setattr(algorithm, name, value)
+
+
 def test_members_that_share_a_list_of_values_do_not_share_their_place():
     shared = sl.schedules.Cycling([0.125, 0.25, 0.5, 0.75], repeat=False)
     model = nn.ModuleDict({"a": nn.Linear(16, 16), "b": nn.Linear(16, 16)})

@@ -226,6 +226,8 @@ def test_inputs_are_made_up_for_the_first_layer_or_asked_for():
     [
         (lambda: count(nn.Linear(3, 3), batch_size=1).forward({"nope": 0.5}), "nope"),
         (lambda: count(nn.Linear(3, 3), batch_size=1).forward({"weight": 1.5}), "1.5"),
+        (lambda: count(nn.Linear(3, 3), batch_size=1).forward({"weight": "0.5"}), "not '0.5'"),
+        (lambda: count(nn.Linear(3, 3), batch_size=1).forward([0.5]), "by name of a weight"),
         (lambda: count(nn.Linear(3, 3), batch_size=0), "batch_size"),
         (lambda: count(nn.Linear(3, 3), batch_size=10**30), "batch_size is 10+; it must be below"),
         (lambda: count(nn.Linear(3, 3), batch_size=True), "batch_size must be an integer"),
