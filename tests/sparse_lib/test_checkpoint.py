@@ -262,11 +262,13 @@ def test_each_layout_holds_the_same_weights_and_leaves_the_model_alone(layout, t
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
 
 
-def test_finalize_selects_where_a_product_would_spread_nan():
+def test_finalize_selects_where_a_product_would_spread_nan_and_tells_of_what_it_drops():
     model = masked_network()
     model[0].weight.data.masked_fill_(~model[0].weight_mask, math.nan)
-    checkpoint.finalize(model)
-    assert model[0].weight.isfinite().all()
+    model[4].weight.data.fill_(1.0)
+    with pytest.warns(UserWarning, match="1 parameters, such as '4.weight', had other values"):
+        checkpoint.finalize(model)
+    assert model[0].weight.isfinite().all() and int(model[4].weight.sum()) == 360
 
 
 @pytest.mark.parametrize(
