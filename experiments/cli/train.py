@@ -37,11 +37,11 @@ def prepare(
         ),
     ],
     mirror: Mirror = None,
-    online: Annotated[
-        bool, typer.Option(help="ask the hub for what is not mirrored, as HF_HUB_OFFLINE=0 does")
-    ] = False,
 ) -> None:
-    """Prepare one dataset under resources/data, or fetch what it is made from."""
+    """Prepare one dataset under resources/data, or fetch what it is made from.
+
+    With HF_HUB_OFFLINE=0 the hub is asked for what is not mirrored.
+    """
     if data in datasets.names():
         fetch = datasets.get(data).fetch
         if fetch is None:
@@ -49,7 +49,7 @@ def prepare(
         fetch()
         return
     task, section = find_data(data)
-    offline = not online and os.environ.get("HF_HUB_OFFLINE") != "0"
+    offline = os.environ.get("HF_HUB_OFFLINE") != "0"
     tasks.get(task).prepare(
         section, out=paths.data(data), mirror=mirror_root(mirror), offline=offline
     )

@@ -57,7 +57,6 @@ class TaskEntry(Strict):
     )
     num_fewshot: NonNegativeInt = 0
     limit: PositiveInt | None = Field(default=None, description="first documents; None takes all")
-    enabled: bool = True
     fallback: bool = Field(
         default=False,
         description="left out where another own task fits the dataset, and where it finds no row",
@@ -138,13 +137,12 @@ def own_tasks() -> dict[str, str]:
 def applicable(suite: Suite, data_dir: Path | None) -> list[TaskEntry]:
     """Entries of a suite that fit a prepared dataset."""
     if data_dir is None:
-        return [entry for entry in suite.tasks if entry.enabled]
+        return [*suite.tasks]
     own = own_tasks()
     found = [
         entry
         for entry in suite.tasks
-        if entry.enabled
-        and (entry.folder or entry.task not in own or (data_dir / own[entry.task]).exists())
+        if entry.folder or entry.task not in own or (data_dir / own[entry.task]).exists()
     ]
     fits = any(entry.folder is None and not entry.fallback for entry in found)
     return [entry for entry in found if not (fits and entry.fallback)]
@@ -158,7 +156,7 @@ def suite_files(suite: Suite | ImageSuite) -> list[Path]:
     if isinstance(suite, ImageSuite):
         return [metrics.path(name) for name in sorted(set(suite.metrics))]
     chosen = () if suite.perplexity is None else suite.perplexity.metrics
-    names = {entry.task for entry in suite.tasks if not entry.folder and entry.enabled}
+    names = {entry.task for entry in suite.tasks if not entry.folder}
     queue = [path for path in OWN_TASKS.glob("*.yaml") if _own_task(path).get("task") in names]
     found = {metrics.path(name) for name in chosen}
     while queue:

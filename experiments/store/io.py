@@ -36,22 +36,18 @@ def read_cache(path: Path) -> dict[str, Any]:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSON-lines file; a torn last line (a killed run) is ignored.
+    """The rows of a JSON-lines file.
 
     Raises:
-        ValueError: If another line is no JSON object; the message names the file and the line.
+        ValueError: If a line is no JSON; the message names the file and the line.
     """
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        if isinstance(row, dict):
-            rows.append(row)
-        elif number < len(lines):
-            raise UserError(f"{path.name}: line {number} is not JSON")
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                raise UserError(f"{path.name}: line {number} is not JSON") from None
     return rows
 
 

@@ -42,12 +42,12 @@ def test_final_loss_is_the_mean_of_the_last_tenth():
     assert final_loss([]) is None
 
 
-def test_a_torn_last_line_is_ignored_and_an_earlier_one_is_an_error(tmp_path):
+def test_a_line_that_is_no_json_is_named(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n{"st')
-    assert read_jsonl(path) == [{"step": 1}]
-    path.write_text('{"st\n{"step": 1}\n')
-    with pytest.raises(ValueError, match="line 1"):
+    path.write_text('{"text": "a\u2028b"}\n')  # which splits lines elsewhere
+    assert read_jsonl(path) == [{"text": "a\u2028b"}]
+    path.write_text('{"step": 1}\n{"st\n')
+    with pytest.raises(ValueError, match="line 2"):
         read_jsonl(path)
 
 
