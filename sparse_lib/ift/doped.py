@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -18,8 +19,17 @@ class DopedLayer(replacement.Replacement):
 
     sparse_weights = ("sparse.weight",)
 
-    def __init__(self, dense: nn.Module, num_inputs: int, rank: int, sparsity: float) -> None:
+    def __init__(
+        self, dense: nn.Module, num_inputs: int, num_outputs: int, *, sparsity: float
+    ) -> None:
         super().__init__(dense)
+        exact = doped_rank(num_inputs, num_outputs, sparsity)
+        if exact < 0.5:
+            raise ValueError(
+                f"a layer of {num_inputs} inputs and {num_outputs} outputs is too small, since its "
+                f"rank {exact:.2g} at sparsity {sparsity:g} rounds to 0"
+            )
+        rank = round_size(exact)
         self.sparse = dense
         self.low_rank_in = replacement.layer_from(dense, rank)
         self.low_rank_out = replacement.layer_to(dense, rank, bias=False)
@@ -43,14 +53,5 @@ def apply(
     Raises:
         ValueError: If a rank rounds to nothing.
     """
-
-    def make(dense: nn.Module, num_inputs: int, num_outputs: int) -> replacement.Replacement:
-        rank = doped_rank(num_inputs, num_outputs, sparsity)
-        if rank < 0.5:
-            raise ValueError(
-                f"a layer of {num_inputs} inputs and {num_outputs} outputs is too small, since its "
-                f"rank {rank:.2g} at sparsity {sparsity:g} rounds to 0"
-            )
-        return DopedLayer(dense, num_inputs, round_size(rank), sparsity)
-
+    make = functools.partial(DopedLayer, sparsity=sparsity)
     return replacement.replace_layers(model, layers, "doped", make)

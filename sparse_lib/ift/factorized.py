@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -19,8 +20,11 @@ class FactorizedLayer(replacement.Replacement):
 
     sparse_weights = ("sparse_in.weight", "sparse_out.weight")
 
-    def __init__(self, dense: nn.Module, num_inputs: int, size: int) -> None:
+    def __init__(
+        self, dense: nn.Module, num_inputs: int, num_outputs: int, *, sparsity: float
+    ) -> None:
         super().__init__(dense)
+        size = round_size(factorized_size(num_inputs, num_outputs, sparsity))
         self.sparse_in = replacement.layer_from(dense, size)
         self.norm = replacement.norm(dense, size)
         self.sparse_out = replacement.layer_to(dense, size, bias=True)
@@ -40,9 +44,5 @@ def apply(
     The size is rounded to the nearest whole number, at least 1: a layer's FLOPs are off by at most
     ``(1 - s)(m + n) / (2 m n)`` of the dense ones (twice that where a size below 1 becomes 1).
     """
-
-    def make(dense: nn.Module, num_inputs: int, num_outputs: int) -> replacement.Replacement:
-        size = round_size(factorized_size(num_inputs, num_outputs, sparsity))
-        return FactorizedLayer(dense, num_inputs, size)
-
+    make = functools.partial(FactorizedLayer, sparsity=sparsity)
     return replacement.replace_layers(model, layers, "factorized", make)

@@ -29,8 +29,9 @@ class LowRankPlusSparseLayer(Replacement):
 
     sparse_weights = ("sparse.weight",)
 
-    def __init__(self, dense: nn.Module, num_inputs: int, rank: int) -> None:
+    def __init__(self, dense: nn.Module, num_inputs: int, num_outputs: int) -> None:
         super().__init__(dense)
+        rank = round_size(min(num_inputs, num_outputs) / 4)
         self.sparse = dense
         self.low_rank_in = layer_from(dense, rank)
         self.low_rank_out = layer_to(dense, rank, bias=False)
@@ -56,10 +57,4 @@ def apply(
     rank is rounded to the nearest whole number, at least 1; ``sparsity`` is that of the sparse part
     alone, 0.97 in the source. A layer costs ``(1 - s) + rank (m + n) / (m n)`` of the dense one.
     """
-
-    def make(dense: nn.Module, num_inputs: int, num_outputs: int) -> Replacement:
-        return LowRankPlusSparseLayer(
-            dense, num_inputs, round_size(min(num_inputs, num_outputs) / 4)
-        )
-
-    return replace_layers(model, layers, "sltrain", make)
+    return replace_layers(model, layers, "sltrain", LowRankPlusSparseLayer)
