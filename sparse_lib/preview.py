@@ -22,6 +22,7 @@ from sparse_lib.core.group import Group
 from sparse_lib.core.guard import bytes_of_mask
 from sparse_lib.core.parameter import IS_PLANNED, SparseParameter
 from sparse_lib.flops.model import ModelFlops, count
+from sparse_lib.flops.trace import without_memory
 from sparse_lib.layers import DENSE_ROLES, LayerDescription, Layout, describe, why_dense
 from sparse_lib.masks.counts import num_nonzero
 from sparse_lib.masks.shapers import (
@@ -188,7 +189,7 @@ def plan(
     by_shape = algorithm is not None and counts_follow_from_shapes(algorithm, model)
     if algorithm is not None:
         if by_shape:
-            twin = without_memory(model, algorithm)
+            twin = _planned_twin(model, algorithm)
         else:
             twin = copy.deepcopy(model)
             for parameter, original in zip(twin.parameters(), model.parameters(), strict=True):
@@ -309,21 +310,14 @@ def counts_follow_from_shapes(algorithm: SparsityAlgorithm | Group, model: nn.Mo
     return not masks and not any(name.endswith(values) for name in names)
 
 
-def without_memory(model: nn.Module, algorithm: SparsityAlgorithm | Group) -> nn.Module:
-    """A copy of a model on the meta device, with its buffers, to apply the algorithm to.
-
-    The algorithm, a copy of its own for this, draws no masks any more.
-    """
+def _planned_twin(model: nn.Module, algorithm: SparsityAlgorithm | Group) -> nn.Module:
+    """A copy without memory, to apply the algorithm to, which draws no masks any more."""
     for member in algorithm.algorithms:
         member.initial_mask = _full_mask  # type: ignore[method-assign]
-    memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
-    for original in model.parameters():
-        empty = torch.empty_like(original, device="meta")
-        parameter = nn.Parameter(empty, requires_grad=original.requires_grad)
-        parameter.requires_dense = getattr(original, "requires_dense", False)  # type: ignore[attr-defined]
+    twin = without_memory(model)
+    for parameter in twin.parameters():
         setattr(parameter, IS_PLANNED, True)
-        memo[id(original)] = parameter
-    return copy.deepcopy(model, memo)
+    return twin
 
 
 def _full_mask(sparse: SparseParameter, sparsity: float) -> Tensor:

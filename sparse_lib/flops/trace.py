@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -187,6 +188,17 @@ def on_meta(
                 stack.callback(setattr, config, "_experts_implementation", own)
                 config._experts_implementation = "batched_mm"  # type: ignore[union-attr]
         yield call, weights
+
+
+def without_memory(model: nn.Module) -> nn.Module:
+    """A copy of a model on the meta device, whose parameters keep ``requires_dense``."""
+    memo: dict[int, Any] = {id(buffer): to_meta(buffer) for buffer in model.buffers()}
+    for original in model.parameters():
+        empty = torch.empty_like(original, device="meta")
+        parameter = nn.Parameter(empty, requires_grad=original.requires_grad)
+        parameter.requires_dense = getattr(original, "requires_dense", False)  # type: ignore[attr-defined]
+        memo[id(original)] = parameter
+    return copy.deepcopy(model, memo)
 
 
 def to_meta(tensor: Any) -> Any:

@@ -7,12 +7,11 @@ import numbers
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 from sparse_lib.checks import closest
 from sparse_lib.flops.model import ModelFlops, count
-from sparse_lib.flops.trace import to_meta
+from sparse_lib.flops.trace import without_memory
 from sparse_lib.ift import doped, factorized, parallel, sltrain, wide
 from sparse_lib.ift.replacement import transformable
 from sparse_lib.ift.report import Report, make_report
@@ -107,7 +106,7 @@ def solve_sparsity(
         The sparsity, in [0, 1).
     """
     _check_model(model)
-    model = _on_meta(model)
+    model = without_memory(model)
     new, names = _apply(model, family, sparsity, layers)
     size = _input_size(model, sequence_length, image_size)
     return _solve(_count(model, size), _count_new(new, size), names, budget)
@@ -192,13 +191,3 @@ def _solve(
             f"{got:,} of it"
         )
     return sparsity
-
-
-def _on_meta(model: nn.Module) -> nn.Module:
-    """A copy of a model without memory."""
-    memo: dict[int, Any] = {
-        id(p): nn.Parameter(to_meta(p), requires_grad=p.requires_grad) for p in model.parameters()
-    }
-    memo |= {id(buffer): to_meta(buffer) for buffer in model.buffers()}
-    with torch.no_grad():
-        return copy.deepcopy(model, memo)

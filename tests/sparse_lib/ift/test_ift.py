@@ -227,6 +227,8 @@ def test_what_asks_to_stay_dense_stays_so():
     _, config, _ = ift.transform(model, "parallel", 0.5)
     names = {name.split(".branches")[0] for name in config["param_filter"]}
     assert names == {"transformer.h.0.attn.c_attn"}
+    _, config, _ = ift.transform(model, "factorized", 0.5, budget="dense")
+    assert config["sparsity"] == ift.solve_sparsity(model, "factorized", 0.5)
 
 
 # What stands inside
