@@ -24,10 +24,12 @@ SPDF_LENGTH, IFT_LENGTH = 2048, 1024
 SWAPPED = {"WebNLG": "DART", "DART": "WebNLG"}
 
 
-def gpt(layers: int, width: int, heads: int, vocabulary: int, length: int) -> nn.Module:
-    """A GPT-2 style decoder without memory."""
+def gpt(
+    layers: int, width: int, heads: int, vocabulary: int, length: int, *, device: str = "meta"
+) -> nn.Module:
+    """A GPT-2 style decoder without dropout, by default without memory."""
     config = gpt2.Config(hidden_size=width, num_layers=layers, num_heads=heads)
-    with torch.device("meta"):
+    with torch.device(device):
         return gpt2.build(config, vocab_size=vocabulary, context=length, eos_id=0)
 
 

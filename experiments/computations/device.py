@@ -18,9 +18,10 @@ import torch
 from torch import nn
 
 from experiments.computations import _measured as measured
+from experiments.computations._language_flops import gpt
 from experiments.machine import facts
 from experiments.memory import keep_memory
-from experiments.models import gpt2, llama
+from experiments.models import llama
 from experiments.store.machine import key
 from sparse_lib.flops.model import LayerFlops, ModelFlops, count, gpt_training_step
 from sparse_lib.simulation.devices import SPECS
@@ -125,9 +126,9 @@ def machine_row() -> dict[str, Any]:
 
 def gpt_steps(layer: list[dict[str, Any]], sizes: Sizes) -> list[dict[str, Any]]:
     """Training step of a small GPT with a fused AdamW, and its bound."""
-    shape = [sizes.gpt[name] for name in ("num_layers", "width", "num_heads", "context")]
+    shape = [sizes.gpt[name] for name in ("num_layers", "width", "num_heads")]
     rows = measured.bounded_steps(
-        lambda: gpt(*shape, 256),
+        lambda: gpt(*shape, 256, sizes.gpt["context"], device="cpu"),
         layer,
         levels=(0.8, 0.9, 0.95),
         batch=(sizes.gpt["batch_size"], sizes.gpt["context"]),
@@ -189,12 +190,6 @@ def overhead() -> list[dict[str, Any]]:
     return rows
 
 
-def gpt(num_layers: int, width: int, num_heads: int, context: int, vocab_size: int) -> nn.Module:
-    """A GPT-2 without dropout."""
-    config = gpt2.Config(hidden_size=width, num_layers=num_layers, num_heads=num_heads)
-    return gpt2.build(config, vocab_size=vocab_size, context=context, eos_id=0)
-
-
 # Layers, width and heads of GPT-2 Small and GPT-3 XL: SPDF, supplement table 2.
 GPTS = {
     "GPT-2 Small": (12, 768, 12),
@@ -211,9 +206,9 @@ RUN, RUN_BATCH = "Llama 0.2M", 32
 
 def build(name: str) -> nn.Module:
     """A model by name, on the meta device: shapes without memory."""
+    if name in GPTS:
+        return gpt(*GPTS[name], 50257, CONTEXT)
     with torch.device("meta"):
-        if name in GPTS:
-            return gpt(*GPTS[name], CONTEXT, 50257)
         return llama_model(name, CONTEXT)
 
 

@@ -18,9 +18,7 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def documents(
-    pairs: Mapping[str, Iterable[tuple[str, str]]], meta: Mapping[str, Any] | None = None
-) -> Texts:
+def documents(pairs: Mapping[str, Iterable[tuple[str, str]]]) -> Texts:
     """The texts of a dataset from its pairs of data and text.
 
     A document is the data in one line, a line break, and the text in one line. Documents are
@@ -43,4 +41,4 @@ def documents(
                 {"prompt": prompt, "references": list(dict.fromkeys(known))}
                 for prompt, known in texts.items()
             ]
-    return Texts(splits, meta or {}, rows)
+    return Texts(splits, extras=rows)

@@ -29,8 +29,6 @@ def hub_dataset(
     config: str | None = None,
     license: str,
     to_documents: Callable[[list[str]], list[str]] = one_row_each,
-    column: str = "text",
-    splits: str = "as published",
 ) -> Dataset:
     """Describe a text dataset by its hub id.
 
@@ -43,15 +41,15 @@ def hub_dataset(
         return missing_rows(name, hub_id, config, source)
 
     def read(source: Source) -> Texts:
-        rows = load_rows(name, hub_id, config, [column], source)
-        documents = {split: to_documents(rows[split][column]) for split in SPLITS}
+        rows = load_rows(name, hub_id, config, ["text"], source)
+        documents = {split: to_documents(rows[split]["text"]) for split in SPLITS}
         return Texts(documents, {"hub_id": hub_id, "config": config})
 
     return Dataset(
         name=name,
         license=license,
         source=f"{hub_id} ({config})" if config else hub_id,
-        splits=splits,
+        splits="as published",
         read=read,
         missing=missing,
         fetch=partial(fetch, hub_id, config),
