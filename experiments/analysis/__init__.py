@@ -5,12 +5,11 @@ Nothing here imports torch: every input is a JSON, JSONL or CSV file that a run 
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from experiments.errors import UserError, not_one_of
+from experiments.errors import UserError, added, not_one_of
 from experiments.specs.schema import module_names
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ class Files:
         if name not in self.names():
             place = f"experiments/analysis/{self.folder}"
             raise UserError(not_one_of(self.kind, name, self.names(), place))
-        return importlib.import_module(f"{__name__}.{self.folder}.{name}")
+        return added(f"{__name__}.{self.folder}.{name}")
 
     def caption(self, name: str) -> str:
         """Return the docstring of a module on one line."""

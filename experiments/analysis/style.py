@@ -1,8 +1,9 @@
 """Shared parts of figures: panels, axes, lines of methods, and labels at their ends."""
 
+import logging
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,23 +55,35 @@ def sheet(own: Path | None = None, *, width: float | None = None) -> Iterator[No
         width: Of the figure, in inches; None takes the sheets' ``figure.figsize``.
 
     Raises:
-        UserError: If a sheet cannot be read; it names the file.
+        UserError: If a sheet cannot be read, or has a wrong key or value; it names the file.
     """
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(matplotlib.style.context([SHEET, *([own] if own else [])]))
-        except (OSError, ValueError) as error:
-            raise UserError(f"{own} is no style sheet of matplotlib: {reason(error)}") from None
-        _scale_sizes(own)
+    mine = _settings(own) if own else {}
+    with matplotlib.style.context([SHEET, mine]):
+        _scale_sizes(mine)
         if width is not None:
             height = matplotlib.rcParams["figure.figsize"][1]
             matplotlib.rcParams["figure.figsize"] = (width, height)
         yield
 
 
-def _scale_sizes(own: Path | None) -> None:
+def _settings(path: Path) -> dict[str, Any]:
+    """What a style sheet sets; matplotlib only warns of a wrong key or value."""
+
+    def refuse(record: logging.LogRecord) -> bool:
+        raise ValueError(record.getMessage())
+
+    log = logging.getLogger("matplotlib")
+    log.addFilter(refuse)
+    try:
+        return matplotlib.rc_params_from_file(str(path), use_default_template=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be a style sheet: {reason(error)}") from None
+    finally:
+        log.removeFilter(refuse)
+
+
+def _scale_sizes(mine: Mapping[str, Any]) -> None:
     house = matplotlib.rc_params_from_file(SHEET, use_default_template=False)
-    mine = matplotlib.rc_params_from_file(own, use_default_template=False) if own else {}
     factor = mine.get("font.size", house["font.size"]) / house["font.size"]
     for key in {"axes.titlesize", "axes.labelsize", "xtick.labelsize", "ytick.labelsize"} - {*mine}:
         matplotlib.rcParams[key] = house[key] * factor

@@ -41,8 +41,12 @@ def draw(
     """
     from experiments.analysis import style
 
+    module, rows = load(name), shown(name, records, study)
     with style.sheet(sheet, width=width):
-        figure = load(name).draw(shown(name, records, study), curves, study)
+        figure = module.draw(rows, curves, study)
+        if has_data(figure) and module.data(rows, curves, study).empty:
+            figure, (panel,) = style.panels(1)
+            style.say_empty(panel, f"Its file, {name}.py, selects no records.")
         style.settle(figure)
     return figure
 

@@ -8,6 +8,7 @@ from PIL import Image
 
 from experiments.analysis import figures, style, tables
 from experiments.analysis.figures import ift_transforms
+from experiments.errors import UserError
 from experiments.specs.planned import NO_STUDY
 from experiments.store import tidy
 from experiments.store.collect import curves_table, records_table
@@ -110,6 +111,23 @@ def test_the_font_size_of_a_sheet_scales_the_sizes_it_leaves_and_titles_stay_ins
         sizes = [title, panel.yaxis.label, panel.get_xticklabels()[0]]
         assert [text.get_size() for text in sizes] == pytest.approx([20, 6, 18])
         assert title.get_window_extent().x1 <= figure.bbox.x1
+
+
+@pytest.mark.parametrize("line, words", [("font.sise: 9", "font.sise"), ("font.size: x", "'x'")])
+def test_a_wrong_key_or_value_of_a_sheet_is_an_error_that_names_it(tmp_path, line, words):
+    (own := tmp_path / "my.mplstyle").write_text(f"axes.grid: True\n{line}\n")
+    with pytest.raises(UserError, match=f"my.mplstyle.*line 2.*{words}"), style.sheet(own):
+        pass
+
+
+def test_a_figure_that_selects_nothing_has_no_data(full, monkeypatch):
+    module = figures.load("loss_curves")
+    monkeypatch.setattr(module, "draw", lambda *_: style.panels(1)[0])
+    assert figures.has_data(figures.draw("loss_curves", *full))
+    monkeypatch.setattr(module, "data", lambda *_: pd.DataFrame())
+    figure = figures.draw("loss_curves", *full)
+    assert not figures.has_data(figure)
+    assert "loss_curves.py, selects no records" in figure.axes[0].texts[0].get_text()
 
 
 def test_every_drawn_transform_keeps_the_multiply_adds(tmp_path):
