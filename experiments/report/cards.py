@@ -160,9 +160,9 @@ def kept_text(kept: Any) -> str:
 
 
 def facts(found: Finding, evidence: Evidence) -> dict[str, str]:
-    """Numbers that the lines of a card may name."""
+    """Numbers that the lines of a card may name; none where no run is compared."""
     if found.place is None:
-        return dict.fromkeys(("weights", "tokens", "epochs", "per_weight"), "–")
+        return {}
     runs, budget = evidence.runs.set_index("run").loc[list(found.runs)], found.place.budget
     base = runs[runs["transform"] == ""].index
     size = float(evidence.of_runs("num_parameters", base if len(base) else runs.index).max())
@@ -181,12 +181,17 @@ def command(found: Finding, scale: str) -> str:
 
 def commands(found: Finding, evidence: Evidence) -> list[tuple[str, str]]:
     """What a command repeats and how long that takes, with the command; of many minutes the
-    shortest run first."""
+    shortest run first. A run trains after the run that it starts from."""
+    whole = command(found, evidence.scale)
     times = evidence.of_runs("wall_s", found.runs) / 60
-    total, whole = times.sum(), command(found, evidence.scale)
+    starts = evidence.runs.set_index("run")["first"].reindex(found.runs)
+    before = evidence.of_runs("wall_s", starts).fillna(0) / 60
+    total = times.sum() + before[~before.index.duplicated()].sum()
     if not total:
         return [("All of it", whole)]
-    rows = [(f"All {len(times)} runs, {in_minutes(total)} of one core", whole)]
+    times += before.to_numpy()
+    also = " and the runs they start from" if before.any() else ""
+    rows = [(f"All {len(times)} runs{also}, {in_minutes(total)} of one core", whole)]
     if total > 10 and len(times) > 1:
         alone = rerun_command([str(times.idxmin())]).replace("rerun", "verify", 1)
         rows.insert(0, (f"One run, {in_minutes(times.min())}", alone))
@@ -297,8 +302,8 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
             for name in shown.figures
             if name in pictures
         ],
-        "differs": shown.differs.format(**known),
-        "doubt": shown.doubt.format(**known),
+        "differs": _filled(shown.differs, known),
+        "doubt": _filled(shown.doubt, known),
         "verified": verification.words(found.runs),
         "commands": commands(found, evidence),
     }
@@ -307,6 +312,11 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
 def _better(found: Estimate) -> str:
     """P(better), of three seeds or more."""
     return f"{found.better:.2f}" if min(found.seeds) > 2 else "–"
+
+
+def _filled(line: str, known: dict[str, str]) -> str:
+    """A line of a card with its numbers; empty where it names one that is not known."""
+    return line.format(**known) if known or "{" not in line else ""
 
 
 def _badge(found: Finding) -> str:

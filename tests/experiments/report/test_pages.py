@@ -10,6 +10,7 @@ import pytest
 from experiments.analysis import figures, tables
 from experiments.findings.claim import nine
 from experiments.findings.estimate import Estimate, Word
+from experiments.findings.evidence import gather
 from experiments.findings.ledger import Finding
 from experiments.report import cards, render
 from experiments.specs.lookup import planned_study
@@ -90,12 +91,34 @@ def test_columns_in_which_nothing_is_known_are_not_printed_and_numbers_have_sign
     assert made.splitlines()[2] == "| 1 | 3 |"
 
 
-def test_a_card_of_long_runs_offers_the_shortest():
-    times = pd.Series({"a": 1200.0, "b": 60.0, "c": 300.0})
-    evidence = SimpleNamespace(scale="small", of_runs=lambda metric, runs: times)
-    made = cards.card(replace(finding("opposite"), runs=tuple(times.index)), evidence, {})
-    assert made["commands"][0] == ("One run, 1 minute", "snakemake verify --config run=b")
-    assert made["commands"][1][0] == "All 3 runs, 26 minutes of one core"
+@pytest.mark.parametrize(
+    "first, shortest, whole",
+    [
+        ("", "One run, 1 minute", "All 3 runs, 26 minutes of one core"),
+        # All start from one run of 900 s.
+        (
+            "d",
+            "One run, 16 minutes",
+            "All 3 runs and the runs they start from, 41 minutes of one core",
+        ),
+    ],
+)
+def test_a_card_of_long_runs_offers_the_shortest(first, shortest, whole):
+    times = pd.Series({"a": 1200.0, "b": 60.0, "c": 300.0, "d": 900.0})
+    evidence = SimpleNamespace(
+        scale="small",
+        runs=pd.DataFrame({"run": list("abc"), "first": first}),
+        of_runs=lambda metric, runs: times.reindex(list(runs)),
+    )
+    made = cards.card(replace(finding("opposite"), runs=("a", "b", "c")), evidence, {})
+    assert made["commands"][0] == (shortest, "snakemake verify --config run=b")
+    assert made["commands"][1][0] == whole
+
+
+def test_a_card_without_runs_has_no_line_on_their_size():
+    found, evidence = finding("no fair test"), gather([study("opposite")], [])
+    assert "{weights}" in found.claim.card.differs
+    assert cards.card(found, evidence, {})["differs"] == ""
 
 
 def test_rows_whose_runs_were_trained_again_say_so(tmp_path, monkeypatch):
