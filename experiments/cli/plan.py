@@ -31,9 +31,10 @@ def print_plan(
     With --study, the library checks their configurations first, as `check` does of all studies.
     """
     check_study(study, "all")
+    every = all_runs(scale, broken=None if study == "all" else {})
     chosen = [
         run
-        for run in all_runs(scale).values()
+        for run in every.values()
         if study in ("all", *run.studies) and not (missing and _has_record(run))
     ]
     if study != "all":
@@ -63,7 +64,7 @@ def print_plan(
     print(f"{total:8.0f}  declared core-seconds in {len(chosen)} runs")
     budget = BUDGET_CORE_S.get(scale)
     if budget:
-        planned = sum(run.core_seconds for run in all_runs(scale).values())
+        planned = sum(run.core_seconds for run in every.values())
         planned += sum(computation_costs(scale).values())
         over = f", over it by {planned - budget:,.0f}" if planned > budget else ""
         print(f"{planned:8.0f}  of all studies, whose budget is {budget:,}{over}")

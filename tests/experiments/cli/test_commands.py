@@ -137,6 +137,17 @@ def test_masks_that_do_not_change_or_arrive_within_a_run_are_refused(
     assert code not in (0, None) and place in text and "Traceback" not in text
 
 
+def test_a_broken_study_does_not_keep_another_from_being_planned(call, monkeypatch, tmp_path):
+    (tmp_path / "sparsity_library.yaml").write_text(yaml.safe_dump(BASE))
+    (tmp_path / "broken.yaml").write_text("name: broken\n")
+    monkeypatch.setattr(read, "STUDIES", tmp_path)
+    code, text = call("plan", "--scale", "smoke", "--study", "sparsity_library")
+    assert code in (0, None) and "of all studies" in text
+    for others in ((), ("--study", "broken")):
+        code, text = call("plan", "--scale", "smoke", *others)
+        assert code not in (0, None) and "broken.yaml" in text
+
+
 def programming_error(*_args, **_options):
     raise ValueError("direction is 3: it must be less, greater")
 
