@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import errno
+import importlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 
 #: Letters of all allowed values together; of more a sentence shows the nearest three.
 MOST_SHOWN = 200
@@ -52,6 +54,17 @@ def reason(error: BaseException) -> str:
     said = (str(error).strip().splitlines() or [type(error).__name__])[0]
     said = f"there is no {said}" if isinstance(error, KeyError) else said
     return said if len(said) <= 200 else f"{said[:200]} ..."
+
+
+def added(module: str) -> ModuleType:
+    """Import a file that is found by its name; raises `UserError` where it is broken."""
+    try:
+        return importlib.import_module(module)
+    except UserError:
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {reason(error)}"
+        raise UserError(f"{module.replace('.', '/')}.py cannot be imported: {said}") from error
 
 
 def not_one_of(key: str, value: object, allowed: Iterable[str], found_in: str = "") -> str:

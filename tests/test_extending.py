@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -189,6 +189,29 @@ def test_a_figure_and_a_table(repository, heading, kind, name, tmp_path):
     header, *rows = (repository / "drawn" / f"{name}.csv").read_text().splitlines()
     assert "seconds" in header.split(",") and len(rows) > 10
     assert (repository / "drawn" / f"{name}.png").exists() == (kind == "figures")
+
+
+BROKEN = """
+from experiments import data, models
+from experiments.analysis import figures
+from experiments.errors import UserError
+assert "glyphs" in data.names() and data.get("glyphs").name == "glyphs"
+for find in (data.get, models.get, figures.load):
+    try:
+        find("broken")
+    except UserError as error:
+        print(error)
+"""
+
+
+def test_a_broken_file_is_named_where_it_is_asked_for(repository):
+    names = [f"experiments/{folder}/broken.py" for folder in ("data", "models", "analysis/figures")]
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(written(repository / name, "DATASETS = (\n"))
+        said = run(repository, "-c", BROKEN).splitlines()
+    why = "SyntaxError: '(' was never closed (broken.py, line 1)"
+    assert said == [f"{name} cannot be imported: {why}" for name in names]
 
 
 RESULT = """

@@ -7,16 +7,16 @@ library's files are used, so import from those (``from sparse_lib.flops import c
 figures and findings read the result with `experiments.store.tidy.computed`.
 """
 
-import importlib
 import shutil
 from pathlib import Path
 
+from experiments.errors import added
 from experiments.store import paths
 
 
 def write(name: str, scale: str, folder: Path) -> None:
     """Compute, and replace the folder by one CSV file for each table."""
-    tables = importlib.import_module(f"{__name__}.{name}").compute(scale)
+    tables = added(f"{__name__}.{name}").compute(scale)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for table, rows in tables.items():

@@ -5,10 +5,11 @@ default ``"lm"``; the task calls ``build``. Only ``Config`` is used while Snakem
 and transformers are imported inside functions.
 """
 
-import importlib
 import importlib.util
 import pkgutil
 from types import ModuleType
+
+from experiments.errors import added
 
 
 def names() -> list[str]:
@@ -22,7 +23,7 @@ def get(name: str) -> ModuleType:
     module = f"{__name__}.{name}"
     if name.startswith("_") or importlib.util.find_spec(module) is None:
         raise KeyError(name)
-    return importlib.import_module(module)
+    return added(module)
 
 
 def task(name: str) -> str:

@@ -19,7 +19,6 @@ A study's grid names its task by ``task``; without it, the model's file does, by
 from __future__ import annotations
 
 import hashlib
-import importlib
 import math
 import pkgutil
 from abc import ABC, abstractmethod
@@ -38,7 +37,7 @@ from pydantic import (
 )
 
 from experiments import data as datasets
-from experiments.errors import UserError
+from experiments.errors import UserError, added
 from experiments.strict import Several, Strict
 
 if TYPE_CHECKING:
@@ -315,4 +314,4 @@ def units() -> list[str]:
 
 def get(name: str) -> ModuleType:
     """The module of the task ``name`` (``lm``, ...)."""
-    return importlib.import_module(f"{__name__}.{name}")
+    return added(f"{__name__}.{name}")

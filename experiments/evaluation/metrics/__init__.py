@@ -12,13 +12,12 @@ A file holds
 The file's docstring says what the metric is. Only suites that name a metric depend on its file.
 """
 
-import importlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from experiments.errors import UserError, not_one_of
+from experiments.errors import UserError, added, not_one_of
 
 FOLDER = Path(__file__).parent
 
@@ -37,7 +36,7 @@ def path(name: str) -> Path:
 
 def get(name: str) -> ModuleType:
     """The module of a metric."""
-    return importlib.import_module(f"{__name__}.{path(name).stem}")
+    return added(f"{__name__}.{path(name).stem}")
 
 
 def read(chosen: Iterable[str]) -> set[type]:
