@@ -64,7 +64,6 @@ class Method:
             sparsity only.
         family: Sparse-IFT family, None without one.
         first: Method whose weights it starts from, None if it starts from scratch.
-        revived: What the weights start from that the first method's masks hid, None for zero.
         is_plain: Whether the name says all about it but its sparsity.
         marker: Matplotlib marker; it carries the same information without colour.
     """
@@ -75,7 +74,6 @@ class Method:
     family: str | None = None
     sparsity: float = 0.0
     first: str | None = None
-    revived: str | None = None
     retuned: bool = False
     is_plain: bool = False
     color: str = SPARE_COLORS[0]
@@ -155,8 +153,7 @@ class Methods:
         own = self[key]
         if own.first is None:
             return None
-        kind = "sparse" if own.sparsity else "dense"
-        return self[own.first].sparsity, kind if own.revived is None else f"{kind}, {own.revived}"
+        return self[own.first].sparsity, "sparse" if own.sparsity else "dense"
 
     def lines(self, rows: pd.DataFrame) -> pd.Series:
         """Return `line` of each row's method."""
@@ -180,7 +177,6 @@ def _facts(study: PlannedStudy) -> dict[str, dict[str, Any]]:
             "label": own.label,
             "retuned": own.retuned,
             "first": None if own.starts_from is None else own.starts_from.method,
-            "revived": None if own.starts_from is None else own.starts_from.revived,
         }
     for spec in (run.spec for run in study.runs):
         if spec.method is not None and spec.method not in facts:

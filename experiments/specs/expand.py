@@ -225,7 +225,6 @@ def make_spec(study: Study, scale: str, grid: Grid, method_name: str, seed: int)
             run=first.id,
             spec_hash=first.hash,
             densify=method.starts_from.densify,
-            revived=method.starts_from.revived,
         )
         transform = first.transform
     spec = RunSpec(

@@ -44,11 +44,6 @@ class FirstPhase(Strict):
     run: str
     spec_hash: str
     densify: bool = Field(description="whether the first phase's masks are dropped")
-    revived: Literal["scaled-normal"] | None = Field(
-        None,
-        description="what the weights start from that the dropped masks hid; None is zero",
-        exclude_if=lambda value: value is None,
-    )
     step: NonNegativeInt | None = Field(
         None,
         description="continue that run's whole state of this step, in place of its last weights",

@@ -79,16 +79,6 @@ class Start(Strict):
 
     method: Name
     densify: bool = Field(True, description="whether the first phase's masks are dropped")
-    revived: Literal["scaled-normal"] | None = Field(
-        None, description="what the weights start from that the dropped masks hid; None is zero"
-    )
-
-    @model_validator(mode="after")
-    def only_dense(self) -> Start:
-        """``revived`` needs masks that are dropped."""
-        if self.revived is not None and not self.densify:
-            raise UserError(f"revived is {self.revived!r}, which needs densify: true")
-        return self
 
 
 class Method(Treatment, Strict):

@@ -10,8 +10,8 @@ import torch
 from experiments.errors import UserError
 from experiments.specs.digest import file_digest
 from experiments.specs.run import RunSpec
-from experiments.training import exports, revive
-from sparse_lib.checkpoint import densify, load_checkpoint, masks_of, read_safetensors
+from experiments.training import exports
+from sparse_lib.checkpoint import densify, load_checkpoint, read_safetensors
 
 
 def take_over(model: torch.nn.Module, path: Path, spec: RunSpec, task: Any) -> str:
@@ -42,11 +42,8 @@ def take_over(model: torch.nn.Module, path: Path, spec: RunSpec, task: Any) -> s
             f"the weights of {start.run} do not fit the model of {spec.id}: "
             f"{' '.join(str(error).split())}"
         ) from None
-    masks = masks_of(model)
     if start.densify:
         densify(model)
-    if start.revived is not None:
-        revive.scaled_normal(model, masks, seed=spec.seed)
     return file_digest(path)
 
 

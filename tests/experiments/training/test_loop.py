@@ -231,32 +231,6 @@ def test_a_second_phase_starts_from_the_first_ones_end(first, corpus, tmp_path):
         assert not state[name][~mask].any()
 
 
-def test_revived_weights_may_start_from_a_scaled_normal(first, corpus, tmp_path):
-    weights, masks = load_file(first / "model.safetensors"), load_file(first / exports.MASKS)
-    revived = {"revived": "scaled-normal"}
-    spec = edited(second_phase(densify=True), lambda spec: spec["starts_from"].update(revived))
-    trainer = start(spec, corpus, tmp_path, first)
-    found = trainer.model.state_dict()
-    assert set(found) == set(weights)  # no masks are left
-    drawn = torch.cat([found[name][~mask] for name, mask in masks.items()])
-    config = trainer.model.config
-    std = config.initializer_range / (2 * config.num_hidden_layers) ** 0.5
-    assert len(drawn) > 1000
-    assert drawn.std().item() == pytest.approx(std, rel=0.1)
-    assert abs(drawn.mean().item()) < 4 * std / len(drawn) ** 0.5
-    for name, value in found.items():
-        kept = masks.get(name, torch.ones_like(value, dtype=torch.bool))
-        assert torch.equal(value[kept], weights[name][kept])
-
-    again = start(spec, corpus, tmp_path, first).model.state_dict()
-    assert all(torch.equal(again[name], value) for name, value in found.items())
-    other = edited(spec, lambda spec: spec.update(seed=spec["seed"] + 1))
-    differs = start(other, corpus, tmp_path, first).model.state_dict()
-    name = next(iter(masks))
-    assert not torch.equal(differs[name], found[name])
-    assert "revived" not in second_phase(densify=True).to_json()["starts_from"]
-
-
 def test_a_second_phase_resumes_only_over_the_same_first_phase(first, corpus, tmp_path, capsys):
     spec = second_phase(densify=True)
     trainer = start(spec, corpus, tmp_path, first)
