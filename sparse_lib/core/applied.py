@@ -224,6 +224,8 @@ class Applied(ABC):
             self.driver.claim(algorithm)
         if (optimizer := state.get("_driven")) is not None:
             self.driver.connect(optimizer)
+            for sparse in self.sparse_params.values():
+                sparse.guard.is_left()
             self.driver.find_not_held()
             self.driver.prepare_next_step()
 

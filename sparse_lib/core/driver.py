@@ -434,9 +434,9 @@ class Driver:
             sparse.guard.select(state)
 
     def forget_curvature(self) -> None:
-        """See `sparse_lib.core.optimizers.forget_curvature`; masks have changed."""
-        if (optimizer := self.optimizer) is not None:
-            optimizers.forget_curvature(optimizer)
+        """Clear the state of LBFGS, whose flat history of all weights does not follow new masks."""
+        if isinstance(optimizer := self.optimizer, torch.optim.LBFGS):
+            optimizer.state.clear()
 
     def _mask(self, member: SparsityAlgorithm) -> None:
         mask_together(

@@ -76,7 +76,7 @@ class MaskGuard:
         self._hooked_contents = 0
         self._settled: tuple[int, int] | None = None
         self._known_mask = -1
-        # Of a copy: whose it is, and how many weights its mask had.
+        # Of a copy: whose it is, and how many weights its mask had; -1 if it follows anyway.
         self._origin: tuple[weakref.ref[MaskGuard] | None, int] | None = None
         self.was_loaded = False
         # Parameter, version and memory that an optimizer's step left masked; the first alone
@@ -231,11 +231,6 @@ class MaskGuard:
             self._words[key] = fill(words, mask)
         return words
 
-    def select_gradient(self) -> None:
-        """Mask ``param.grad``, unless the backward hook did and nothing touched it since."""
-        for gradient in self.touched_gradient():
-            self.select(gradient)
-
     def touched_gradient(self) -> tuple[Tensor, ...]:
         """``param.grad`` where it has to be masked; empty if it obeys the mask, or is not to."""
         gradient = self.param.grad
@@ -295,22 +290,30 @@ class MaskGuard:
             return False
         return shards.local(mask)._version != self._known_mask
 
-    def settle_average(self) -> None:
+    def settle_average(self, *, saved: bool = False) -> None:
         """Take the mask of the original where that of a copy has become a union of masks.
 
-        A moving average of bools, as of all that ``state_dict`` names, is true wherever one was.
+        A moving average of bools, as of all that ``state_dict`` names, is true wherever one was. If
+        ``saved`` next, the mask is taken also where the weight has left its own, as an average of
+        parameters alone does, and from then on.
         """
         reference, count = self._origin or (None, 0)
         origin = None if reference is None else reference()
-        if origin is None or origin.mask is None or not self.follows:
+        mask, param = self.mask, self.module._parameters.get(self.name)
+        if origin is None or origin.mask is None or self.owner is not None:
             return
-        mine = shards.local(self.mask)
+        if mask is None or mask.is_inference() or mask.is_meta or param is None:
+            return
+        mine, weight = shards.local(mask), shards.local(param.detach())
         theirs = shards.local(origin.mask).to(mine.device)
-        if mine.shape != theirs.shape or bool((theirs & ~mine).any()):
+        if not mine.shape == theirs.shape == weight.shape:
             return
-        if int(mine.sum()) >= count:
+        if saved and not self.follows and bool(weight[~mine].any()):
+            count = -1
+        is_union = self.follows and int(mine.sum()) >= count and not bool((theirs & ~mine).any())
+        if is_union or count < 0:
             mine.copy_(theirs)
-            self._origin = reference, int(mine.sum())
+            self._origin = reference, count if count < 0 else int(mine.sum())
 
     def settle_alone(self, reader: nn.Module, *, learns: bool) -> None:
         """Mask the weight if it may have changed since it was masked; called before forward passes.
@@ -438,7 +441,7 @@ def _refuse_averages(
 def _settle_averages(module: nn.Module, *_: Any) -> None:
     """Call `MaskGuard.settle_average`; a hook before ``state_dict``."""
     for guard in guards(module).values():
-        guard.settle_average()
+        guard.settle_average(saved=True)
 
 
 def _settle_loaded(module: nn.Module, incompatible: Any) -> None:

@@ -201,12 +201,6 @@ _HELD = "_sparse_lib_optimizers_held"
 _TOLD = "_sparse_lib_told_of_codes"
 
 
-def forget_curvature(optimizer: Optimizer) -> None:
-    """Clear the state of LBFGS, whose flat history of all weights does not follow new masks."""
-    if isinstance(optimizer, torch.optim.LBFGS):
-        optimizer.state.clear()
-
-
 def gradient_scale(optimizer: Optimizer) -> Tensor | None:
     """By what gradients are multiplied where an optimizer takes part in loss scaling, else None."""
     return getattr(optimizer, "grad_scale", None)

@@ -206,7 +206,8 @@ class SparseParameter:
     def prune(self) -> None:
         """Set the weights that the mask drops to zero, and their gradients."""
         self.guard.select_weight()
-        self.guard.select_gradient()
+        for gradient in self.guard.touched_gradient():
+            self.guard.select(gradient)
 
     def __repr__(self) -> str:
         shape = tuple(self.param.shape)

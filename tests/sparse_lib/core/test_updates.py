@@ -1,5 +1,6 @@
 """Mask updates happen when they are due, and read the gradients of the loss that is trained."""
 
+import copy
 import warnings
 
 import pytest
@@ -363,6 +364,18 @@ def test_values_written_by_hand_replace_hidden_ones_unless_that_is_undone(algori
     optimizer.step()
     torch.testing.assert_close(sparsity.hidden_weight(model.weight), expected)
     assert not model.weight[~model.weight_mask].any()
+
+
+def test_copies_of_model_algorithm_and_optimizer_know_of_written_weights():
+    sparsity = sl.SRSTE(0.5, seed=0)
+    all_of_it = sparsity, *started(sparsity, nn.Linear(8, 8, bias=False))
+    sparsity, model, optimizer = copy.deepcopy(all_of_it)
+    new = torch.randn(8, 8)
+    with torch.no_grad():
+        model.weight.copy_(new)
+    inputs = torch.randn(4, 8)
+    torch.testing.assert_close(model(inputs), inputs @ (new * model.weight_mask).T)
+    assert torch.equal(sparsity.hidden_weight(model.weight), new)
 
 
 @pytest.mark.parametrize("algorithm", [sl.SRSTE, sl.TopKAST])
