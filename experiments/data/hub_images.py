@@ -5,7 +5,7 @@ so that a mirror and the hub, which may differ in order, are prepared alike.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,8 @@ from experiments.data.mirror import missing_rows
 if TYPE_CHECKING:
     import numpy as np
 
-#: Where no validation images are published, one training image in so many is held out.
+PUBLISHED = ("train", "test")
+#: One training image in so many is held out.
 HELD_OUT = 10
 
 
@@ -31,55 +32,48 @@ def hub_images(
     num_channels: int = 3,
     image: str = "image",
     label: str = "label",
-    splits: Mapping[str, str] | None = None,
     flip: bool = True,
 ) -> ImageDataset:
-    """Describe an image dataset by its hub id.
+    """Describe an image dataset by its hub id, with the splits train and test.
+
+    A tenth of each training class is held out for validation.
 
     Args:
         hub_id: "<owner>/<name>" on the hub and below the mirror root.
         size: Pixels per side of all images.
         classes: Names of the classes, in the order of their labels.
         num_channels: 3 for colour, 1 for grey.
-        splits: The hub's name of train, validation and test; default: train and test. A tenth of
-            each training class is held out where there is no validation.
         flip: Whether a mirrored image shows the same class.
     """
-    named = dict(splits or {"train": "train", "test": "test"})
 
     def missing(source: Source) -> str | None:
-        return missing_rows(name, hub_id, config, source, [*named.values()])
+        return missing_rows(name, hub_id, config, source, PUBLISHED)
 
     def read(source: Source, num_images: int | None) -> Images:
-        rows = load_rows(name, hub_id, config, [image, label], source, [*named.values()])
+        rows = load_rows(name, hub_id, config, [image, label], source, PUBLISHED)
         found = {}
-        for split, theirs in named.items():
+        for split in PUBLISHED:
             with reading(name, hub_id):
-                pixels = [_pixels(each, num_channels) for each in rows[theirs][image]]
+                pixels = [_pixels(each, num_channels) for each in rows[split][image]]
             shapes = {each.shape for each in pixels} - {(size, size, num_channels)}
-            labels = rows[theirs][label]
+            labels = rows[split][label]
             if shapes or not {*labels} <= {*range(len(classes))}:
                 found_sizes = sorted({max(shape[:2]) for shape in shapes}) or [size]
                 raise MissingData(
-                    f"{name}: the {theirs} split of {hub_id} has images of {found_sizes} pixels "
+                    f"{name}: the {split} split of {hub_id} has images of {found_sizes} pixels "
                     f"and labels up to {max(labels)}, but {size} pixels and labels below "
                     f"{len(classes)} are declared."
                 )
             found[split] = _in_order(pixels, labels)
-        if "validation" not in found:
-            found["train"], found["validation"] = hold_out(found["train"])
-        train = found["train"]
+        train, found["validation"] = hold_out(found["train"])
         found["train"] = Split(train.pixels[:num_images], train.labels[:num_images])
         return Images(found, list(classes), {"hub_id": hub_id, "config": config})
 
-    published = " and ".join(split for split in ("validation", "test") if split in named)
-    held_out = "a tenth of each training class held out for validation"
-    words = [f"{published} as published"] * bool(published)
     return ImageDataset(
         name=name,
         license=license,
         source=hub_id,
-        splits="; ".join(words + [held_out] * ("validation" not in named)),
+        splits="test as published; a tenth of each training class held out for validation",
         read=read,
         missing=missing,
         fetch=partial(fetch, hub_id, config),

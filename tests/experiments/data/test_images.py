@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from experiments import data
-from experiments.data import base, glyphs, images, rendering
-from experiments.data.hub_images import hold_out, hub_images
+from experiments.data import base, glyphs, rendering
+from experiments.data.hub_images import hold_out
 from tests.experiments.data import mirrors
 from tests.experiments.data.mirrors import write_images
 
@@ -69,20 +69,6 @@ def test_cifar_does_not_depend_on_the_order_of_the_mirror(tmp_path):
     labels = np.concatenate([opened.split(s).labels for s in ("train", "validation")])
     got = {image.tobytes(): label for image, label in zip(seen, labels, strict=True)}
     assert got == expected
-
-
-def test_published_validation_images_are_taken_and_a_test_split_may_be_absent(tmp_path):
-    entry = hub_images(
-        "flowers", "local/flowers", license="none", size=8, classes=["a", "b"],
-        splits={"train": "train", "validation": "valid"},
-    )  # fmt: skip
-    write_images(tmp_path, "local/flowers", "default", shape=(8, 8, 3), splits=("train", "valid"))
-    meta = images.prepare(entry, base.Source(tmp_path), out=tmp_path / "out")
-    assert meta["num_images"] == {"train": 40, "validation": 40}
-    assert meta["splits"] == "validation as published"
-    data.verify(tmp_path / "out")
-    with pytest.raises(ValueError, match="has no test split, but train and validation"):
-        data.load(tmp_path / "out").split("test")
 
 
 def test_wrong_requests_are_one_sentence_each(tmp_path):
