@@ -21,12 +21,12 @@ class HiddenWeights(DynamicSparsityAlgorithm):
     The module's weight is zero where masked, as for every algorithm; the values behind are kept by
     the algorithm and put in place while the optimizer takes its step, with the gradient of the
     sparse forward pass (the straight-through estimator, Bengio et al. 2013, arXiv:1308.3432).
-    Masks are updated from all values. That costs one copy of the weights. A closure that the
-    optimizer evaluates sees sparse weights, also of what was written between two evaluations.
-    Values that ``load_state_dict`` writes replace the hidden ones. Of those written in other ways
-    between steps, as by ``copy_`` or ``reset_parameters``, all that are not zero do: clipping and
-    scaling of the sparse weight write zeros behind the mask, too. What is undone before the next
-    step, as a perturbation or an average to evaluate, replaces nothing.
+    Masks are updated from all values. That costs one copy of the weights, and another while a
+    closure is evaluated, which sees sparse weights, also of what the optimizer writes between two
+    evaluations. Values that ``load_state_dict`` writes replace the hidden ones. Of those written in
+    other ways between steps, as by ``copy_`` or ``reset_parameters``, all that are not zero do:
+    clipping and scaling of the sparse weight write zeros behind the mask, too. What is undone
+    before the next step, as a perturbation or an average to evaluate, replaces nothing.
 
     A subclass defines ``update_mask(p, mask, sparsity)`` with ``p`` the whole weight, and may
     define `change_gradient`.
@@ -81,21 +81,6 @@ class HiddenWeights(DynamicSparsityAlgorithm):
             self._whole[name] = self._whole_of(sparse)
             sparse.param.copy_(self._whole[name])
         self._written.clear()
-
-    def show_sparse(self) -> dict[str, Tensor]:
-        written = {}
-        for name, sparse in self.sparse_params.items():
-            weight = shards.local(sparse.param.detach())
-            if not torch.equal(weight, shards.local(self._whole_of(sparse))):
-                written[name] = weight.clone()
-            sparse.guard.select_weight()
-        return written
-
-    def put_back(self, written: Mapping[str, Tensor]) -> None:
-        for name, sparse in self.sparse_params.items():
-            if name not in written:  # what was there before the step
-                sparse.param.copy_(self._whole_of(sparse))
-        super().put_back(written)
 
     def _whole_of(self, sparse: SparseParameter) -> Tensor:
         weight, mask, kept = sparse.param.detach(), sparse.mask, self._kept_of(sparse)
