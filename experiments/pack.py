@@ -7,7 +7,6 @@ A pack is a folder: ``piece.000``, ``piece.001``, ... (parts of one compressed a
 from __future__ import annotations
 
 import importlib.metadata
-import io
 import platform
 import re
 import shutil
@@ -41,28 +40,6 @@ HARNESS = ("lm-eval", "datasets", "sacrebleu")
 LEFT_OUT = ("experiments/data/embedded/", "__pycache__")
 
 
-class Pieces(io.RawIOBase):
-    """A file that is written as ``piece.000``, ``piece.001``, ... of at most so many bytes."""
-
-    def __init__(self, folder: Path, size: int) -> None:
-        self.folder, self.size, self.written = folder, size, 0
-
-    def writable(self) -> bool:
-        """It is."""
-        return True
-
-    def write(self, data: Any) -> int:
-        """Append bytes to the last piece, and begin the next one where it is full."""
-        view = memoryview(data)
-        while view:
-            number, used = divmod(self.written, self.size)
-            part, view = view[: self.size - used], view[self.size - used :]
-            with (self.folder / f"piece.{number:03}").open("ab") as file:
-                file.write(part)
-            self.written += len(part)
-        return len(data)
-
-
 def pack(
     runs: Sequence[Run],
     out: Path,
@@ -90,11 +67,10 @@ def pack(
         label: tasks.ensure(spec.task, spec.data, paths.data(label), mirror)
         for label, spec in specs.items()
     }
-    with tempfile.TemporaryDirectory(prefix="wheels-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="pack-") as scratch:
         wheels = download(required(needed(runs), has), Path(scratch), python)
-        pieces = Pieces(out, piece_mb * MB)
-        sizes: dict[str, int] = {}
-        with tarfile.open(fileobj=pieces, mode="w|gz") as archive:
+        whole, sizes = Path(scratch) / "whole", dict[str, int]()
+        with whole.open("wb") as stream, tarfile.open(fileobj=stream, mode="w:gz") as archive:
             for label, files in {
                 "code": [(path, path.relative_to(ROOT).as_posix()) for path in code_files()],
                 **{
@@ -102,20 +78,24 @@ def pack(
                 },
                 **{f"wheel {wheel.name}": [(wheel, f"wheels/{wheel.name}")] for wheel in wheels},
             }.items():
-                before = pieces.written
+                before = stream.tell()
                 for path, name in files:
                     archive.add(path, name)
-                sizes[label] = pieces.written - before
-    if pieces.written > limit_mb * MB:
-        shutil.rmtree(out)
-        largest = sorted(sizes.items(), key=lambda item: -item[1])[:4]
-        raise UserError(
-            f"the pack has {pieces.written / MB:.0f} MB, but --limit-mb is {limit_mb:g}: drop what "
-            f"is large ({', '.join(f'{name}: {size / MB:.0f} MB' for name, size in largest)}), "
-            "runs by --run, or packages that the machine has by --has"
-        )
+                sizes[label] = stream.tell() - before
+        total = whole.stat().st_size
+        if total > limit_mb * MB:
+            out.rmdir()
+            largest = sorted(sizes.items(), key=lambda item: -item[1])[:4]
+            raise UserError(
+                f"the pack has {total / MB:.0f} MB, but --limit-mb is {limit_mb:g}: drop what "
+                f"is large ({', '.join(f'{name}: {size / MB:.0f} MB' for name, size in largest)}), "
+                "runs by --run, or packages that the machine has by --has"
+            )
+        with whole.open("rb") as parts:
+            for number in range(-(-total // (piece_mb * MB))):
+                (out / f"piece.{number:03}").write_bytes(parts.read(piece_mb * MB))
     facts = {
-        "bytes": pieces.written,
+        "bytes": total,
         "pieces": {path.name: file_digest(path) for path in sorted(out.glob("piece.*"))},
         "runs": [
             {"run": run.id, "scale": run.scale, "spec_hash": run.spec_hash,

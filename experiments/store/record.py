@@ -159,13 +159,10 @@ def read_record(path: Path) -> Record:
     """Read and check a record.
 
     Raises:
-        SpecError: If the file holds none; one sentence that names the file and the key.
+        UserError: If the file holds none; one sentence that names the file and the key.
         OSError: If there is no such file.
     """
-    try:
-        return checked(read_json(path), path)
-    except UserError as error:
-        raise SpecError(str(error)) from None
+    return checked(read_json(path), path)
 
 
 def checked(value: Mapping[str, Any], place: Path | str) -> Record:
