@@ -100,6 +100,37 @@ def test_rerun_does_what_it_names_and_nothing_else(checkout):
     assert int(jobs["total"]) <= 12 and "index" not in jobs
 
 
+def test_verify_is_no_rerun_and_what_differs_fails(copy):
+    """A record that an earlier verification trained stands for a training."""
+    run = next(run for run in all_runs("quick").values() if run.id in reference.entries())
+    (copy / "resources/data" / run.data_label).mkdir(parents=True)
+    (copy / "resources/data" / run.data_label / "meta.json").write_text("{}")
+    made = copy / "results/quick/verify" / run.id / "record.json"
+    made.parent.mkdir(parents=True)
+    record = reference.find(run.id)
+    verify = ("verify", "--cores", "1", "--config", f"run={run.id}", "preload=False")
+    for loss, verdict, is_good in ((0.0, "same bits", True), (9.0, "differs", False)):
+        record["final"]["validation_loss"] += loss
+        made.write_text(json.dumps(record))
+        done = snakemake(*verify, cwd=copy)
+        text = done.stdout + done.stderr
+        assert re.search(rf"^{verdict} .*{run.id}", text, re.MULTILINE), text
+        assert (done.returncode == 0) == is_good
+        assert "goes on where" not in text and "Pages and figures" not in text
+    assert not [*(copy / "state").glob("*.json"), *(copy / "results/quick").glob("runs/*")]
+
+
+def test_a_run_trains_again_after_its_code_changed_and_not_after_other_code(copy):
+    run = next(r for r in all_runs("smoke").values() if r.spec.algorithm == "set")
+    asked = ("--cores", "1", f"results/smoke/runs/{run.id}/train.json", "--config", "scale=smoke")
+    said(*asked, cwd=copy)
+    for name, is_its_own in (("rigl", False), ("set", True)):
+        with (copy / f"sparse_lib/algorithms/{name}.py").open("a") as file:
+            file.write("\nCHANGED = True\n")
+        text = said("-n", *asked, cwd=copy)
+        assert bool(re.search(r"^train +1$", text, re.MULTILINE)) == is_its_own, text
+
+
 def test_records_and_tables_are_kept_but_for_studies_without_runs(copy):
     run = next(run for run in all_runs("smoke").values() if run.studies == ("spdf",))
     record = reference.find(next(name for name in reference.entries() if "llama" in name))

@@ -148,6 +148,17 @@ def test_a_broken_study_does_not_keep_another_from_being_planned(call, monkeypat
         assert code not in (0, None) and "broken.yaml" in text
 
 
+def test_data_that_are_missing_name_the_command_that_fetches_them(call, place, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(place))
+    monkeypatch.delenv("SPARSE_MIRROR", raising=False)
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    for data in ("cifar100", "enwiki-slice"):
+        run = next(name for name in reference.entries() if f"__{data}" in name)
+        code, text = call("verify", "--run", run)
+        assert code not in (0, None)
+        assert f"`python -m experiments prepare --data {data}` fetches it" in text
+
+
 def programming_error(*_args, **_options):
     raise ValueError("direction is 3: it must be less, greater")
 
