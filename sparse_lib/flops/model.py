@@ -190,7 +190,7 @@ def count(
     """Count the dense forward FLOPs of every layer by one forward pass on meta tensors.
 
     No memory is allocated and no weight touched, so a model of 175 billion parameters on the meta
-    device is counted in well under a second. Module modes and random state are left as they were.
+    device is counted in about a second. Module modes and random state are left as they were.
     ``print`` shows a table.
 
     Args:
@@ -297,9 +297,7 @@ class _Tracer(TorchDispatchMode):
             # transformers checks whether the batch is one unpacked sequence; meta tensors have no
             # values.
             return True
-        out = trace.shape_only(name, args)
-        if out is None:
-            out = func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
         if operator in ATTENTION or name.endswith("softmax") and not self.index.shares(args[0]):
             self.attending.add(self.stack[-1])
         flops = flops_of(operator, args, kwargs or {}, out)

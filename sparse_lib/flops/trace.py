@@ -18,11 +18,6 @@ from sparse_lib.layers import LayerDescription, describe
 
 # The rows of an embedding are values of its input, not a weight.
 _LOOKUPS = frozenset({"aten::embedding", "aten::_embedding_bag"})
-_UNARY = frozenset(
-    f"aten::{name}"
-    for name in "gelu relu hardtanh silu tanh _softmax _safe_softmax tril neg".split()
-)
-_BINARY = frozenset({"aten::add", "aten::mul", "aten::sub", "aten::pow"})
 # Functions that make something else than zeros of a weight's zeros.
 _FILLING = frozenset(
     f"aten::{name}"
@@ -242,21 +237,3 @@ def example(
         raise ValueError("count found no layer with weights to multiply by; give inputs")
     rows = (batch_size,) if sequence_length is None else (batch_size, sequence_length)
     return torch.empty(*rows, matmuls[0].fan_in, dtype=dtype, device="meta")
-
-
-def shape_only(name: str, args: tuple[Any, ...]) -> Any:
-    """Result of a frequent operator by shape alone, else None: torch's meta kernels are slow."""
-    if name == "aten::addmm" and args[1].shape[1] == args[2].shape[0]:
-        rows, columns = args[1].shape[0], args[2].shape[1]
-        return torch.empty(rows, columns, dtype=args[1].dtype, device="meta")
-    if name in ("aten::native_layer_norm", "aten::native_batch_norm"):
-        return to_meta(args[0]), args[0], args[0]
-    if name in _UNARY and args[0].is_floating_point():
-        return to_meta(args[0])
-    if name in _BINARY and isinstance(args[0], Tensor) and args[0].is_floating_point():
-        other = args[1]
-        if not isinstance(other, Tensor) or (
-            other.shape == args[0].shape and other.dtype == args[0].dtype
-        ):
-            return to_meta(args[0])
-    return None
