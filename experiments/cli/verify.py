@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from experiments.specs.read import check_study, load_study
 from experiments.specs.run import Run
 from experiments.specs.schema import SCALES, SpecError, check_choice
 from experiments.store import paths, reference, verification
-from experiments.store.io import read_json
+from experiments.store.io import read_json, write_whole
 
 if TYPE_CHECKING:
     from experiments.store.verification import Verified
@@ -55,6 +56,9 @@ def verify(
     trained: Annotated[
         bool, typer.Option("--trained", help="train nothing: judge what was trained again before")
     ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--json", help="also write a line of JSON for each run here")
+    ] = None,
     mirror: Mirror = None,
 ) -> None:
     """Train runs again and compare them with their records; exits with 1 where one differs.
@@ -71,15 +75,23 @@ def verify(
             raise SpecError(f"{record} is missing: verify it without --trained")
         found.append(_judge(chosen, record))
         print(found[-1].line(), flush=True)
-    print(verification.summary(found))
-    if not all(item.is_good for item in found):
-        raise typer.Exit(1)
+    finish(found, out)
 
 
 def _judge(run: Run, path: Path) -> Verified:
     """Compare a new record with the committed one."""
     recorded = reference.find(run.id)
     return verification.judge(recorded, read_json(path), seeds=reference.seeds_of(run))
+
+
+def finish(found: list[Verified], out: Path | None = None) -> None:
+    """Print how many came out as recorded, and end the command."""
+    print(verification.summary(found))
+    if out is not None:
+        lines = "".join(json.dumps(item._asdict()) + "\n" for item in found)
+        write_whole(out, lines.encode())
+    if not all(item.is_good for item in found):
+        raise typer.Exit(1)
 
 
 @app.command(hidden=True)
