@@ -60,8 +60,6 @@ def added(module: str) -> ModuleType:
     """Import a file that is found by its name; raises `UserError` where it is broken."""
     try:
         return importlib.import_module(module)
-    except UserError:
-        raise
     except Exception as error:
         said = f"{type(error).__name__}: {reason(error)}"
         raise UserError(f"{module.replace('.', '/')}.py cannot be imported: {said}") from error

@@ -5,7 +5,6 @@ default ``"lm"``; the task calls ``build``. Only ``Config`` is used while Snakem
 and transformers are imported inside functions.
 """
 
-import importlib.util
 import pkgutil
 from types import ModuleType
 
@@ -19,11 +18,8 @@ def names() -> list[str]:
 
 
 def get(name: str) -> ModuleType:
-    """The module of the model ``name``; raises ``KeyError`` for an unknown name."""
-    module = f"{__name__}.{name}"
-    if name.startswith("_") or importlib.util.find_spec(module) is None:
-        raise KeyError(name)
-    return added(module)
+    """The module of the model ``name``; raises `UserError` where none can be imported."""
+    return added(f"{__name__}.{name}")
 
 
 def task(name: str) -> str:

@@ -18,10 +18,9 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per model."""
     rows = data(records, curves, study)
-    models = list(rows["model"].drop_duplicates())
-    figure, axes = style.panels(len(models), height=2.6)
-    for panel, model in zip(axes, models, strict=True):
-        own = rows[(rows["model"] == model) & rows["fits"]]
+    figure, axes = style.panels(rows["model"].nunique(), height=2.6)
+    for panel, (model, own) in zip(axes, rows.groupby("model", sort=False), strict=True):
+        own = own[own["fits"]]
         dense = own[own["sparsity"] == 0].groupby(["device", "num_systems"])["tokens_per_s"].max()
         for (device, sparsity), line in own.groupby(["device", "sparsity"], sort=False):
             label, color = line[["device_label", "device_color"]].iloc[0]
@@ -42,6 +41,5 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         panel.set_title(f"Simulated · {model}")
         panel.set_ylabel("tokens per second")
     axes[-1].set_xlabel("systems")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure

@@ -25,10 +25,8 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per model, one stacked bar per sparsity."""
     rows = data(records, curves, study)
-    models = list(rows["model"].drop_duplicates())
-    figure, axes = style.panels(len(models), height=2.1)
-    for panel, model in zip(axes, models, strict=True):
-        own = rows[rows["model"] == model]
+    figure, axes = style.panels(rows["model"].nunique(), height=2.1)
+    for panel, (model, own) in zip(axes, rows.groupby("model", sort=False), strict=True):
         shares = own.pivot(index="sparsity", columns="layer_type", values="share_of_dense")
         places, left = range(len(shares)), 0 * shares.iloc[:, 0]
         for kind, color in COLORS.items():
@@ -44,6 +42,5 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         panel.grid(axis="y", visible=False)
         panel.set_title(f"{model}, {own['context'].iloc[0]:,} tokens")
     axes[-1].set_xlabel("share of the dense training FLOPs")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure

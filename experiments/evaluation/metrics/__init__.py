@@ -1,15 +1,7 @@
-"""Registry of evaluation metrics: one file each, found by the name that suites use.
+"""Evaluation metrics, one file each, found by the name that suites use.
 
-A file holds
-
-``OF``
-    What it is computed from: a class of `experiments.evaluation.outputs`.
-``HIGHER_IS_BETTER``
-    Which of two values is the better one.
-``compute(outputs)``
-    An `Estimate`, or a dict of them by the task that each is a score of.
-
-The file's docstring says what the metric is. Only suites that name a metric depend on its file.
+A file's ``compute(outputs)`` returns an `Estimate`, or a dict of them by the task that each is a
+score of; ``OF`` is the class of outputs, or a tuple of classes, that it takes.
 """
 
 from collections.abc import Iterable, Iterator
