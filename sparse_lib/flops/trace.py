@@ -27,7 +27,8 @@ _FILLING = frozenset(
         "linalg_inv_ex linalg_qr linalg_householder_product"
     ).split()
 )
-
+# Functions that add a number, which fills zeros too.
+_SHIFTING = frozenset({"aten::add", "aten::sub", "aten::rsub"})
 
 Shares = tuple[tuple[str, float], ...]
 """Names of weights, and the share of each in a tensor."""
@@ -40,7 +41,7 @@ class WeightIndex:
     norm, spectral norm and weight standardisation, or of its chosen experts; so does what an
     activation scales along some of its dimensions, as a style's. What joins several (``cat``)
     belongs to each by its size. Products of two weights are activations, and functions that fill
-    a weight's zeros (softmax) make a constant of it. Weights are on the meta device, by name.
+    a weight's zeros (softmax, 1 - w) make a constant. Weights are on the meta device, by name.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], inputs: Any) -> None:
@@ -64,7 +65,8 @@ class WeightIndex:
         made, inputs = _tensors(out), _tensors(args)
         keys = [storage_key(tensor) for tensor in inputs]
         active = any(key in self._activations for key in keys if key not in self._shares)
-        if name in _FILLING and not active:
+        is_shifted = name in _SHIFTING and any(isinstance(arg, int | float) and arg for arg in args)
+        if (name in _FILLING or is_shifted) and not active:
             return
         floats = [
             t for t, k in zip(inputs, keys) if k in self._activations and t.is_floating_point()

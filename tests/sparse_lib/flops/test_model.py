@@ -147,7 +147,15 @@ def test_work_of_computed_weights_belongs_to_what_they_are_computed_from(make, e
 
 @pytest.mark.parametrize(
     "fill",
-    [lambda w: w.softmax(-1), torch.sigmoid, torch.exp, F.softplus, lambda w: w.cumsum(0)],
+    [
+        lambda w: w.softmax(-1),
+        torch.sigmoid,
+        torch.exp,
+        F.softplus,
+        lambda w: w.cumsum(0),
+        lambda w: 1 - w,
+        lambda w: w + 0.5,
+    ],
 )
 def test_a_weight_whose_zeros_a_function_fills_is_dense(fill):
     class Filled(nn.Linear):
