@@ -195,7 +195,7 @@ def judge(found: Estimate, target: float, *, is_published: bool) -> Word:
     low, high = sorted((found.low * side, found.high * side))
     size = abs(target)
     asked = "published effect" if is_published else "smallest effect of interest"
-    asked += f" ({size:.2g})"
+    asked += f" (here {size:.2g})" if is_published else f" ({size:.2g})"
     if low > 0:
         if not is_published:
             return Word(SAME, reason="the interval lies on the published side of zero")

@@ -320,11 +320,15 @@ def update_readme(readme: Path, nine: Sequence[Finding]) -> None:
     lines = [
         f"[![Effects here relative to the published ones](reports/{FOREST})](reports/README.md)",
         "",
-        "*Effects here as multiples of the published ones (grey), with 95% intervals; then effects "
-        "without a published size; last, methods compared over all workloads. Right is better.*",
+        "*Effects here as multiples of the published ones (grey), with 95% intervals. Right is "
+        "better.*",
         "",
     ]
-    lines += [f"{cards.summary(tuple(nine))} These are the committed results, scale `small`.", ""]
+    lines += [
+        f"{cards.summary(tuple(nine))} These are the committed results, scale `small`. Of losses "
+        "(nats) minus is better, of accuracies (points) plus.",
+        "",
+    ]
     rows = [
         [found.claim.title, cards.published(found), cards.ours(found), cards.short_word(found)]
         for found in nine

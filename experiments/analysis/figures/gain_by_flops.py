@@ -1,6 +1,6 @@
 """Accuracy gained over the dense model, against training FLOPs at the longest training: up is
 better. Stars are published, other marks ours with 95% intervals. Below: another recipe, by epochs,
-mean over widths."""
+mean over widths (32 epochs: width 8)."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -76,7 +76,9 @@ def _strata(cells: Cells, method: str, dense: list[Arm]) -> list[tuple[Arm, Arm]
 
 
 def _gain(cells: Cells, strata: list[tuple[Arm, Arm]], sign: int) -> dict[str, Any]:
-    e = estimate(cells, strata, sign=sign)
+    models = {arm.model for pair in strata for arm in pair}
+    own = {arm: seeds for arm, seeds in cells.items() if arm.model in models}
+    e = estimate(own, strata, sign=sign)
     low, high = sorted((sign * e.low, sign * e.high))
     return {"gain": sign * e.effect, "low": low, "high": high, "seeds": e.seeds[0]}
 
