@@ -460,7 +460,7 @@ def make_hyperparameter_schedule(
         return Lambda(spec)
     if spec is None or isinstance(spec, (str, bool, type, nn.Module)):
         raise TypeError(
-            f"{key} must be a number in [0, 1], a list, a dict with 'type', a function of the step or a "
+            f"{key} must be a number, a list, a dict with 'type', a function of the step or a "
             f"schedule, not {spec!r}"
         )
     return Constant(check_fraction(spec, key))
