@@ -97,7 +97,10 @@ def layout_of(module: nn.Module, name: str, parameter: Tensor) -> Layout | None:
         is_weight = (
             name.startswith("weight") and dims == wanted and parameter.shape[0] % groups == 0
         )
-        return Layout(kind in _INPUTS_FIRST, groups) if is_weight else None
+        sizes = (getattr(module, "in_features", None), getattr(module, "out_features", None))
+        # A subclass of Linear may store its weight transposed.
+        is_turned = kind == "linear" and tuple(parameter.shape) == sizes != sizes[::-1]
+        return Layout(kind in _INPUTS_FIRST or is_turned, groups) if is_weight else None
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
         return Layout()
     if isinstance(module, nn.MultiheadAttention):

@@ -22,6 +22,17 @@ class FromState(nn.RNNCell):
         return super().forward(state.new_zeros(len(state), 3), state)
 
 
+class Turned(nn.Linear):
+    """A linear layer that stores its weight as [inputs, outputs]."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs, bias=False)
+        self.weight = nn.Parameter(self.weight.detach().t().contiguous())
+
+    def forward(self, x):
+        return x @ self.weight
+
+
 def mixtral_experts():
     config = MixtralConfig(hidden_size=8, intermediate_size=4, num_local_experts=2)
     config._experts_implementation = "eager"
@@ -36,6 +47,7 @@ def gpt_oss_experts():
 
 PLAIN = {
     "linear": (lambda: nn.Linear(8, 12, bias=False), (8,)),
+    "linear, turned": (lambda: Turned(8, 12), (8,)),
     "conv1d of transformers": (lambda: Conv1D(12, 8), (8,)),
     "conv1d": (lambda: nn.Conv1d(8, 12, 3, bias=False), (8, 5)),
     "conv2d": (lambda: nn.Conv2d(8, 12, 2, bias=False), (8, 3, 3)),
