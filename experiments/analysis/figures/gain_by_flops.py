@@ -123,9 +123,10 @@ def _by_flops(axes: Axes, table: pd.DataFrame) -> None:
     axes.plot(1, 0, "o", color="#7F7F7F", label="dense")
     shown: set[str] = set()
     table = table[table["budget"] == table["budget"].max()]
+    are_fixed = not table["method"].str.contains("rigl").any()
     for row in table.itertuples():
         is_dense = row.method.startswith("larger")
-        if not is_dense and "rigl" not in row.method and "iso" not in row.method and len(table) > 6:
+        if row.seeds < 2 or not (is_dense or "rigl" in row.method or are_fixed):
             continue
         mark, color = ("s", "#7F7F7F") if is_dense else _look(row.sparsity)
         label = row.method if is_dense else _level(row.masks)
