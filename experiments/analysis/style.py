@@ -67,7 +67,7 @@ def sheet(own: Path | None = None, *, width: float | None = None) -> Iterator[No
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """What a style sheet sets; matplotlib only warns of a wrong key or value."""
+    """Settings of a style sheet; raises for a wrong key or value, of which matplotlib warns."""
 
     def refuse(record: logging.LogRecord) -> bool:
         raise ValueError(record.getMessage())

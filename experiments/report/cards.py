@@ -180,8 +180,11 @@ def command(found: Finding, scale: str) -> str:
 
 
 def commands(found: Finding, evidence: Evidence) -> list[tuple[str, str]]:
-    """What a command repeats and how long that takes, with the command; of many minutes the
-    shortest run of arm a first. A run trains after the run that it starts from."""
+    """Commands that repeat a result, each after its runs and minutes.
+
+    Where all runs take long, the shortest run of arm a comes first. The minutes include the runs
+    that others start from.
+    """
     whole = command(found, evidence.scale)
     times = evidence.of_runs("wall_s", found.runs) / 60
     starts = evidence.runs.set_index("run")["first"].reindex(found.runs)
