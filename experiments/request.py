@@ -132,8 +132,11 @@ class Request:
                 continue
             spec = run.spec
             specs.append((spec.mask_config(), spec.final_sparsity, spec.recipe.steps, spec.suite))
+            if spec.transform is not None:
+                specs.append((spec.transform.to_json(), spec.model.model_dump(), spec.data.label))
         library = ROOT / "sparse_lib"
-        files = [library / "configure.py", *sorted(library.glob("algorithms/*.py"))]
+        files = [library / "configure.py", library / "ift/transformation.py"]
+        files += sorted(library.glob("algorithms/*.py"))
         suites = sorted((ROOT / "experiments/evaluation/suites").glob("*.yaml"))
         hashes = [code.code_hash(*files), *map(file_digest, suites)]
         mark = CHECKED / code.digest([specs, hashes])

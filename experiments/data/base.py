@@ -116,8 +116,11 @@ class ImageDataset(Dataset):
         read: Takes where to look and the number of training images (None: all there are); returns
             the images, or raises `MissingData`.
         flip: Whether a mirrored image shows the same class, so that training may mirror.
+        declared: ``classes``, ``num_channels`` and ``image_size``, where they are known before
+            the images are prepared; a transformation is then checked before anything trains.
     """
 
     flip: bool = True
+    declared: Mapping[str, Any] = field(default_factory=dict)
 
     kind: ClassVar[str] = "images"

@@ -78,6 +78,7 @@ def hub_images(
         missing=missing,
         fetch=partial(fetch, hub_id, config),
         flip=flip,
+        declared={"classes": [*classes], "num_channels": num_channels, "image_size": size},
     )
 
 

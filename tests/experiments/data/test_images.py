@@ -35,7 +35,7 @@ def test_glyphs_have_their_sizes_types_and_even_classes(prepared, tmp_path):
     assert meta["mean"] == pytest.approx([pixels.mean()])
     assert meta["std"] == pytest.approx([pixels.std()])
     assert not meta["flip"]
-    assert (47, 1, 32) == _size(meta)
+    assert (47, 1, 32) == _size(meta) == _size(data.get("glyphs").declared)
 
 
 def _size(meta):
