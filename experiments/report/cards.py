@@ -325,10 +325,13 @@ def _filled(line: str, known: dict[str, str]) -> str:
 
 
 def _badge(found: Finding) -> str:
-    if found.place is not None and found.place.registered:
-        return f"registered {found.place.registered}"
-    seen = found.place is not None and found.place.seen
-    return "some seeds were added after a first look" if seen else ""
+    place = found.place
+    if place is None or not (place.registered or place.seen):
+        return ""
+    if not place.registered:
+        return "some seeds were added after a first look"
+    after = f", after {len(place.seen)} seeds were read" if place.seen else ""
+    return f"registered {place.registered}{after}"
 
 
 def supporting(evidence: Evidence, study: str = "") -> list[tuple[Claim, str]]:
