@@ -167,7 +167,11 @@ def facts(found: Finding, evidence: Evidence) -> dict[str, str]:
     base = runs[runs["transform"] == ""].index
     size = float(evidence.of_runs("num_parameters", base if len(base) else runs.index).max())
     numbers = {"weights": in_words(size), "tokens": in_words(budget), "epochs": f"{budget:g}"}
-    return numbers | {"per_weight": f"{budget / size:.0f}"}
+    work = evidence.of_runs("flops_executed", runs.index).to_numpy()
+    work = work + evidence.of_runs("flops_executed", runs["first"]).fillna(0).to_numpy()
+    is_a = runs["method"].isin(found.comparison.a).to_numpy()
+    share = work[is_a].mean() / work[~is_a].mean() if is_a.any() and not is_a.all() else math.nan
+    return numbers | {"per_weight": f"{budget / size:.0f}", "flops": f"{share:.2f}"}
 
 
 def command(found: Finding, scale: str) -> str:
