@@ -15,8 +15,6 @@ LABELS = ("by our conventions", "the nearer of that and the source's")
 OURS = ALGORITHMS["rigl"][1]
 NAMES = {
     "SPDF_UAI23": "SPDF",
-    "RIGL_ICML20": "RigL, paper",
-    "RIGL_GH": "RigL, README",
     "SPARSE_IFT_ICML24": "Sparse-IFT",
     "CB_IFT_BLOG": "Sparse-IFT blog",
 }

@@ -6,7 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import ResNetConfig, ResNetForImageClassification
 
+from sparse_lib.flops.model import count
+from sparse_lib.layers import describe
 from sparse_lib.masks.counts import num_nonzero
 from sparse_lib.masks.distributions import distribute, er, erk, from_map, global_, uniform
 
@@ -106,3 +109,16 @@ def test_by_name():
 def test_bad_specs_are_named(spec, error, message):
     with pytest.raises(error, match=message):
         distribute(spec, {"a": torch.ones(2, 2)}, 0.5)
+
+
+@pytest.mark.parametrize(("sparsity", "published"), [(0.8, 0.42), (0.9, 0.24)])
+def test_erk_costs_what_rigl_prints_of_resnet50(sparsity, published):
+    """Figure 2, left: FLOPs of Static (ERK) relative to dense, printed to two digits."""
+    with torch.device("meta"):
+        model = ResNetForImageClassification(ResNetConfig(num_labels=1000))
+    flops = count(model, batch_size=1, image_size=224)
+    kinds = ("conv2d", "linear")
+    layers = [layer for layer in describe(model) if layer.kind in kinds]
+    shapes = {layer.weight_name: layer.weight_shape for layer in layers}
+    ratio = flops.forward(erk(shapes, sparsity)) / flops.forward()
+    assert ratio == pytest.approx(published, abs=0.01)
