@@ -56,13 +56,19 @@ def reason(error: BaseException) -> str:
     return said if len(said) <= 200 else f"{said[:200]} ..."
 
 
-def added(module: str) -> ModuleType:
-    """Import a file that is found by its name; raises `UserError` where it is broken."""
+def added(module: str, *parts: str) -> ModuleType:
+    """Import a file that is found by its name; raises `UserError` where it is broken, or where it
+    does not define one of these parts."""
+    file = f"{module.replace('.', '/')}.py"
     try:
-        return importlib.import_module(module)
+        found = importlib.import_module(module)
     except Exception as error:
         said = f"{type(error).__name__}: {reason(error)}"
-        raise UserError(f"{module.replace('.', '/')}.py cannot be imported: {said}") from error
+        raise UserError(f"{file} cannot be imported: {said}") from error
+    for part in parts:
+        if not hasattr(found, part):
+            raise UserError(f"{file} defines no {part}")
+    return found
 
 
 def not_one_of(key: str, value: object, allowed: Iterable[str], found_in: str = "") -> str:

@@ -26,10 +26,11 @@ class Progress(logging.Filter):
         super().__init__()
         self.jobs: dict[int, tuple[str, float]] = {}
         self.finished: set[int] = set()
-        self.began = time.monotonic()
+        self.began, self.cores = time.monotonic(), 1
 
-    def plan(self, jobs: Iterable[tuple[int, str, float]]) -> None:
+    def plan(self, jobs: Iterable[tuple[int, str, float]], cores: int = 1) -> None:
         """Set the jobs of a command: number, name and expected core-seconds of each."""
+        self.cores = cores
         self.jobs = {number: (name, max(cost, 0.1)) for number, name, cost in jobs}
         self.finished, self.began = set(), time.monotonic()
 
@@ -53,8 +54,10 @@ class Progress(logging.Filter):
         """The line on a job that has ended."""
         name, _ = self.jobs.get(number, ("", 0.0))
         done = sum(cost for job, (_, cost) in self.jobs.items() if job in self.finished)
-        share = done / max(sum(cost for _, cost in self.jobs.values()), 0.1)
-        left = (time.monotonic() - self.began) * (1 - share) / max(share, 1e-9)
+        total = max(sum(cost for _, cost in self.jobs.values()), 0.1)
+        share, prior = done / total, total / 10  # so much of the work goes as expected
+        pace = (time.monotonic() - self.began + prior / self.cores) / (done + prior)
+        left = pace * (total - done)
         count = f"{len(self.finished):>{len(str(len(self.jobs)))}} of {len(self.jobs)}"
         return f"{count}  {share:4.0%}  {duration(left):>8} left  {name}"
 
@@ -79,7 +82,8 @@ def of(job: Any, core_seconds: float) -> tuple[str, float]:
     """Name and expected core-seconds of a job of the workflow.
 
     Args:
-        core_seconds: What the run of its wildcards is expected to cost; 0 without one.
+        core_seconds: What the run or computation of its wildcards is expected to cost.
     """
     words = [job.rule.name, *(str(value) for key, value in job.wildcards.items() if key != "scale")]
-    return " ".join(words), core_seconds if job.rule.name.endswith("train") else 2.0
+    is_work = job.rule.name.endswith(("train", "verify_run", "compute"))
+    return " ".join(words), core_seconds if is_work else 2.0

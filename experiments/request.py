@@ -312,9 +312,11 @@ class Request:
         return [paths.computation(scale, name).as_posix() for name in names]
 
     def cost(self, wildcards: Any) -> float:
-        """Expected core-seconds of the run that a job's wildcards name; 0 without one."""
-        scale, name = (getattr(wildcards, key, "") for key in ("scale", "run"))
-        return self.runs(scale)[name].core_seconds if name else 0.0
+        """Expected core-seconds of the run or computation that wildcards name; 0 without one."""
+        scale, run, made = (getattr(wildcards, key, "") for key in ("scale", "run", "computation"))
+        if made:
+            return computation_costs(scale)[made]
+        return self.runs(scale)[run].core_seconds if run else 0.0
 
     def gpus(self, wildcards: Any) -> int:
         """GPUs of a run's training or evaluation. ``auto`` takes what this machine has."""
@@ -339,8 +341,7 @@ class Request:
 
     def computation_minutes(self, wildcards: Any) -> int:
         """The same for a computation."""
-        cost = computation_costs(wildcards.scale)[wildcards.computation]
-        return max(15, round(10 * cost / 60))
+        return max(15, round(10 * self.cost(wildcards) / 60))
 
     def note_reruns(self, *, done: bool = False) -> None:
         """Note how often runs were asked for again, and whether all of them are done."""

@@ -192,11 +192,12 @@ def test_a_figure_and_a_table(repository, heading, kind, name, tmp_path):
 
 
 BROKEN = """
-from experiments import data, models
+from experiments import data, models, tasks
 from experiments.analysis import figures
 from experiments.errors import UserError
 assert "glyphs" in data.names() and data.get("glyphs").name == "glyphs"
-for find in (data.get, models.get, figures.load):
+assert tasks.units() == ["tokens", "images"]
+for find in (data.get, models.get, figures.load, tasks.get):
     try:
         find("broken")
     except UserError as error:
@@ -205,7 +206,8 @@ for find in (data.get, models.get, figures.load):
 
 
 def test_a_broken_file_is_named_where_it_is_asked_for(repository):
-    names = [f"experiments/{folder}/broken.py" for folder in ("data", "models", "analysis/figures")]
+    folders = "data", "models", "analysis/figures", "tasks"
+    names = [f"experiments/{folder}/broken.py" for folder in folders]
     with ExitStack() as stack:
         for name in names:
             stack.enter_context(written(repository / name, "DATASETS = (\n"))

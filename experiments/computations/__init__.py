@@ -16,7 +16,7 @@ from experiments.store import paths
 
 def write(name: str, scale: str, folder: Path) -> None:
     """Compute, and replace the folder by one CSV file for each table."""
-    tables = added(f"{__name__}.{name}").compute(scale)
+    tables = added(f"{__name__}.{name}", "compute").compute(scale)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for table, rows in tables.items():

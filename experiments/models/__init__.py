@@ -19,7 +19,7 @@ def names() -> list[str]:
 
 def get(name: str) -> ModuleType:
     """The module of the model ``name``; raises `UserError` where none can be imported."""
-    return added(f"{__name__}.{name}")
+    return added(f"{__name__}.{name}", "Config", "build")
 
 
 def task(name: str) -> str:

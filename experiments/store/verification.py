@@ -97,7 +97,8 @@ def summary(found: Iterable[Verified]) -> str:
     counts = {word: sum(item.verdict == word for item in found) for word in VERDICTS}
     parts = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     good = sum(item.is_good for item in found)
-    return f"{good} of {len(found)} runs came out as recorded" + (f" ({parts})" if parts else "")
+    runs = "run" if len(found) == 1 else "runs"
+    return f"{good} of {len(found)} {runs} came out as recorded" + (f" ({parts})" if parts else "")
 
 
 def keep(found: Iterable[Verified]) -> None:

@@ -51,8 +51,11 @@ onstart:
     if "verify" not in sys.argv:  # which replaces no result
         REQUEST.note_reruns()
     PROGRESS.plan(
-        (workflow.dag.jobid(job), *progress.of(job, REQUEST.cost(job.wildcards)))
-        for job in workflow.dag.needrun_jobs()
+        (
+            (workflow.dag.jobid(job), *progress.of(job, REQUEST.cost(job.wildcards)))
+            for job in workflow.dag.needrun_jobs()
+        ),
+        workflow.resource_settings.cores or 1,
     )
     if (
         REQUEST.config["preload"]

@@ -28,7 +28,7 @@ def path(name: str) -> Path:
 
 def get(name: str) -> ModuleType:
     """The module of a metric."""
-    return added(f"{__name__}.{path(name).stem}")
+    return added(f"{__name__}.{path(name).stem}", "OF", "compute")
 
 
 def read(chosen: Iterable[str]) -> set[type]:
