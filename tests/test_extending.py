@@ -244,7 +244,6 @@ from sparse_lib.simulation.devices import SPECS, device_spec
 from sparse_lib.simulation.timing import simulate
 step = simulate(torch.nn.Linear(64, 64), device_spec("l40s"), batch_size=8)
 assert "l40s" in SPECS and all(row["source"] for row in step.device.records())
-print(step.device.label, step.device.color)
 """
 
 

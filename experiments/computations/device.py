@@ -23,17 +23,16 @@ from experiments.machine import facts
 from experiments.memory import keep_memory
 from experiments.models import llama
 from experiments.store.machine import key
-from sparse_lib.flops.model import LayerFlops, ModelFlops, count, gpt_training_step
+from sparse_lib.flops.model import ModelFlops, count, gpt_training_step
 from sparse_lib.simulation.devices import SPECS
 from sparse_lib.simulation.devices.cs2 import MATMUL_SPEEDUP
 from sparse_lib.simulation.host import probe_host
-from sparse_lib.simulation.spec import DeviceSpec, validate_overhead
+from sparse_lib.simulation.spec import validate_overhead
 from sparse_lib.simulation.timing import MAX_PUBLISHED_SPARSITY, relative_time, simulate
 
 CONTEXT, BATCH_SIZE = 2048, 768
 STEP: dict[str, Any] = {"batch_size": BATCH_SIZE, "sequence_length": CONTEXT}
-SPARSITIES = (0.0, 0.5, 0.75, 0.8, 0.9)
-FLOAT_BYTES, INDEX_BYTES = 4, 4
+SPARSITIES = (0.0, 0.5, 0.75, 0.9)
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,6 @@ class Sizes:
     gpt: dict[str, int]
     gpt_rounds: int
     models: tuple[str, ...]
-    systems: tuple[int, ...]
 
 
 _QUICK = Sizes(
@@ -57,8 +55,7 @@ _QUICK = Sizes(
     probe_s=5.0,
     gpt={"num_layers": 4, "width": 256, "num_heads": 4, "context": 128, "batch_size": 16},
     gpt_rounds=5,
-    models=("GPT-3 XL", "Llama 1.3B", "GPT-3 13B", "GPT-3 175B"),
-    systems=(1, 4, 16, 64, 192),
+    models=("GPT-3 XL", "GPT-3 13B"),
 )
 _SMOKE = replace(
     _QUICK,
@@ -69,7 +66,6 @@ _SMOKE = replace(
     gpt={"num_layers": 2, "width": 64, "num_heads": 2, "context": 64, "batch_size": 4},
     gpt_rounds=2,
     models=("GPT-3 XL",),
-    systems=(1, 4, 16),
 )
 SCALES = {"smoke": _SMOKE, "quick": _QUICK}
 
@@ -85,15 +81,12 @@ def compute(scale: str) -> dict[str, pd.DataFrame]:
         amdahl, run_step = gpt_steps(layer, sizes), run_steps(layer, sizes)
     models = {name: build(name) for name in sizes.models}
     flops = {name: count(model, **STEP) for name, model in models.items()}
-    steps = [row for name in models for row in simulated_steps(name, models, flops, sizes)]
+    steps = [row for name in models for row in simulated_steps(name, models[name], flops[name])]
     tables = {
         "facts": [row for spec in (*SPECS.values(), host) for row in spec.records()],
         "layer_speed": layer,
         "speedup": speedup_curves(layer),
         "overhead": overhead(),
-        "breakdown": [row for name in BREAKDOWN for row in breakdown(name)],
-        "roofs": roofs(host),
-        "roofline": [*host_points(layer), *simulated_points(models["GPT-3 XL"], flops["GPT-3 XL"])],
         "steps": steps,
         "memory": [row for name, model in models.items() for row in memory(name, model)],
         "whole_model": whole_model(),
@@ -141,15 +134,14 @@ def gpt_steps(layer: list[dict[str, Any]], sizes: Sizes) -> list[dict[str, Any]]
 
 def run_steps(layer: list[dict[str, Any]], sizes: Sizes) -> list[dict[str, Any]]:
     """Training step of the model that most runs of the studies train, as they do, and its bound."""
-    context = BREAKDOWN[RUN]
     rows = measured.bounded_steps(
-        lambda: llama_model(RUN, context), layer, (0.8,), (RUN_BATCH, context), sizes.rounds,
-        fused=False, fastest=False,
+        lambda: llama_model(RUN, RUN_CONTEXT), layer, (0.8,), (RUN_BATCH, RUN_CONTEXT),
+        sizes.rounds, fused=False, fastest=False,
     )  # fmt: skip
-    return [{"model": RUN, "batch_size": RUN_BATCH, "context": context, **row} for row in rows]
+    return [{"model": RUN, "batch_size": RUN_BATCH, "context": RUN_CONTEXT, **row} for row in rows]
 
 
-# Curves and breakdowns
+# Curves
 
 
 def speedup_curves(layer: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -195,13 +187,11 @@ GPTS = {
     "GPT-2 Small": (12, 768, 12),
     "GPT-3 XL": (24, 2048, 16),
     "GPT-3 13B": (40, 5120, 40),
-    "GPT-3 175B": (96, 12288, 96),
 }
 # Width, width of the feed-forward layers, layers, heads, vocabulary: the studies' own models.
 LLAMAS = {"Llama 1.3B": (2048, 5504, 24, 16, 32000), "Llama 0.2M": (64, 172, 2, 4, 1024)}
-BREAKDOWN = {"GPT-3 XL": CONTEXT, "GPT-2 Small": CONTEXT, "Llama 0.2M": 128}
-# The model and the batch of most runs at the scale small.
-RUN, RUN_BATCH = "Llama 0.2M", 32
+# The model, the batch and the context of most runs at the scale small.
+RUN, RUN_BATCH, RUN_CONTEXT = "Llama 0.2M", 32, 128
 
 
 def build(name: str) -> nn.Module:
@@ -221,100 +211,13 @@ def llama_model(name: str, context: int) -> nn.Module:
     return llama.build(config, vocab_size=vocab_size, context=context, eos_id=0)
 
 
-def layer_type(layer: LayerFlops) -> str:
-    """The role of a layer in a transformer, in words."""
-    if layer.weight_name is None:
-        return "attention products"
-    if layer.role == "head":
-        return "output head"
-    return "attention weights" if "attn" in layer.name else "feed-forward weights"
-
-
-def breakdown(name: str) -> list[dict[str, Any]]:
-    """Training FLOPs of one sequence by layer type, with the default weights sparsified."""
-    flops = count(build(name), batch_size=1, sequence_length=BREAKDOWN[name])
-    dense = flops.training_step()
-    rows = []
-    for sparsity in SPARSITIES:
-        totals: dict[str, int] = {}
-        levels = flops.uniform(sparsity)
-        for layer in flops.layers:
-            kind = layer_type(layer)
-            totals[kind] = totals.get(kind, 0) + 3 * layer.forward_flops(levels)
-        rows += [
-            {"model": name, "context": BREAKDOWN[name], "sparsity": sparsity, "layer_type": kind,
-             "flops": value, "share_of_dense": value / dense}
-            for kind, value in totals.items()
-        ]  # fmt: skip
-    return rows
-
-
-def roofs(host: DeviceSpec) -> list[dict[str, Any]]:
-    """Compute and memory limits of the devices that the roofline shows."""
-    return [
-        {"device": spec.name, "title": spec.title, "peak_flops": spec.peak_flops,
-         "bandwidth": _bandwidth(spec), "kind": "streamed weights" if spec.streams_weights
-         else "memory", "device_label": spec.label, "device_color": spec.color}
-        for spec in (host, SPECS["cs2"], SPECS["h100"])
-    ]  # fmt: skip
-
-
-def _bandwidth(spec: DeviceSpec) -> float:
-    return spec.stream_bandwidth if spec.streams_weights else spec.memory_bandwidth
-
-
-def host_points(layer: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The measured layer steps: FLOPs that ran over time, and over the bytes they can't avoid.
-
-    Each operation reads its operands once and writes its result once; a sparse weight is a value
-    and an index per non-zero, its gradient a dense tensor.
-    """
-    rows = []
-    for row in layer:
-        width, tokens = row["width"], row["tokens"]
-        activations = FLOAT_BYTES * tokens * width
-        numel = width * width
-        num_nonzero = (1 - row["sparsity"]) * numel
-        entries = [("dense", numel, FLOAT_BYTES, row["dense_s"])] if row is layer[0] else []
-        entries.append(("skip", num_nonzero, FLOAT_BYTES + INDEX_BYTES, row["skip_s"]))
-        for series, num_weights, weight_bytes, seconds in entries:
-            flops = 6 * tokens * num_weights
-            moved = 6 * activations + 2 * num_weights * weight_bytes + numel * FLOAT_BYTES
-            rows.append(
-                {"device": "host", "series": series, "label": "measured",
-                 "sparsity": row["sparsity"] if series == "skip" else 0.0,
-                 "intensity": flops / moved, "flops_per_s": flops / seconds}
-            )  # fmt: skip
-    return rows
-
-
-def simulated_points(model: nn.Module, flops: ModelFlops) -> list[dict[str, Any]]:
-    """GPT-3 XL's step on one CS-2 and one H100: FLOPs over weight bytes moved."""
-    rows = []
-    for spec in (SPECS["cs2"], SPECS["h100"]):
-        for sparsity in SPARSITIES if spec.skips_zeros else (0.0,):
-            step = simulate(model, spec, sparsity=sparsity, recompute=False, flops=flops, **STEP)
-            moved = sum(layer.transfer_s for layer in step.layers) * _bandwidth(spec)
-            rows.append(
-                {"device": spec.name, "series": "GPT-3 XL", "label": "simulated",
-                 "sparsity": sparsity, "intensity": step.flops / moved,
-                 "flops_per_s": step.flops / step.step_s}
-            )  # fmt: skip
-    return rows
-
-
 # Simulated
 
 
-def simulated_steps(
-    name: str, models: dict[str, nn.Module], flops: dict[str, ModelFlops], sizes: Sizes
-) -> Iterator[dict[str, Any]]:
-    """Time and energy of a training step by device, sparsity and number of systems."""
-    for device, sparsity, num_systems in itertools.product(
-        ("cs2", "cs3", "h100"), (0.0, 0.75), sizes.systems
-    ):
-        settings: dict[str, Any] = {"sparsity": sparsity, "num_systems": num_systems, **STEP}
-        step = simulate(models[name], device, flops=flops[name], **settings)
+def simulated_steps(name: str, model: nn.Module, flops: ModelFlops) -> Iterator[dict[str, Any]]:
+    """Time and energy of a training step on one system, by device and sparsity."""
+    for device, sparsity in itertools.product(SPECS, (0.0, 0.75)):
+        step = simulate(model, device, sparsity=sparsity, flops=flops, **STEP)
         yield {
             "model": name,
             "sparsity": sparsity,
@@ -322,8 +225,6 @@ def simulated_steps(
             "context": CONTEXT,
             "tokens_per_s": BATCH_SIZE * CONTEXT / step.step_s,
             **step.record(),
-            "device_label": step.device.label,
-            "device_color": step.device.color,
         }
 
 

@@ -31,8 +31,6 @@ def probe_host(*, duration_s: float = 5.0, power_w: float = 0.0) -> DeviceSpec:
     return DeviceSpec(
         name="host",
         title="This machine's CPU",
-        label="this CPU",
-        color="#0072B2",
         peak_flops=2 * 1024**3 / product_s,
         precision="float32",
         weight_bytes=4,

@@ -12,8 +12,6 @@ class DeviceSpec:
     Attributes:
         name: Short name, for example ``"cs2"``.
         title: Name for people, with the exact variant.
-        label: Short name for legends, for example ``"CS-2"``.
-        color: Colour in figures, as ``"#rrggbb"``.
         peak_flops: Dense FLOPs per second at ``precision``, 2 per multiply-add.
         precision: Number format of the peak.
         weight_bytes: Bytes of one weight value.
@@ -35,8 +33,6 @@ class DeviceSpec:
 
     name: str
     title: str
-    label: str
-    color: str
     peak_flops: float
     precision: str
     weight_bytes: int

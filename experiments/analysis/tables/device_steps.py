@@ -1,6 +1,6 @@
-"""Simulated training steps of 768 sequences of 2,048 tokens at peak rates: time, energy (power of
-the systems times the time) and what bounds them. Devices that cannot hold one sequence are left
-out.
+"""Simulated training steps of 768 sequences of 2,048 tokens on one system at peak rates: time,
+energy (its power times the time) and what bounds them. Devices that cannot hold one sequence are
+left out.
 """
 
 import pandas as pd
@@ -10,15 +10,13 @@ from experiments.store import tidy
 
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
-    """One row per model, device, sparsity and number of systems: one, and the most."""
+    """One row per model, device and sparsity."""
     rows = tidy.computed(study.scale, "device", "steps")
-    most = rows.groupby("device")["num_systems"].transform("max")
-    rows = rows[rows["fits"] & (rows["num_systems"].isin([1]) | (rows["num_systems"] == most))]
+    rows = rows[rows["fits"]]
     return pd.DataFrame(
         {
             "model": rows["model"],
             "device": rows["device"],
-            "systems": rows["num_systems"],
             "sparsity": rows["sparsity"],
             "seconds per step": rows["step_s"],
             "kJ per step": rows["energy_j"] / 1e3,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import re
 
 from sparse_lib.simulation.host import probe_host
 from sparse_lib.simulation.spec import DeviceSpec
@@ -14,18 +13,13 @@ def discover() -> dict[str, DeviceSpec]:
     """Every device of this folder by name, in order of title, which begins with the vendor.
 
     Raises:
-        ValueError: If a file declares no ``SPEC`` of its own name, a colour is not ``#rrggbb``, or
-            two devices have one label.
+        ValueError: If a file declares no ``SPEC`` of its own name.
     """
     found: dict[str, DeviceSpec] = {}
     for module in pkgutil.iter_modules(__path__):
         spec = getattr(importlib.import_module(f"{__name__}.{module.name}"), "SPEC", None)
         if not isinstance(spec, DeviceSpec) or spec.name != module.name:
             raise ValueError(f"device {module.name}: the file must declare SPEC with this name")
-        if not re.fullmatch("#[0-9A-Fa-f]{6}", spec.color):
-            raise ValueError(f"device {module.name}: color must be '#rrggbb', not {spec.color!r}")
-        if any(spec.label == other.label for other in found.values()):
-            raise ValueError(f"device {module.name}: another device has the label {spec.label!r}")
         found[spec.name] = spec
     return dict(sorted(found.items(), key=lambda item: item[1].title))
 

@@ -11,8 +11,6 @@ SPEC = replace(
     cs2.SPEC,
     name="cs3",
     title="Cerebras CS-3 (WSE-3)",
-    label="CS-3",
-    color="#D55E00",
     peak_flops=900_000 * 8 * 2 * 1.1e9,
     memory_bytes=44e9,
     memory_bandwidth=21e15,

@@ -34,8 +34,6 @@ def words(figure):
     [
         ("device_speedup", ["measured", "published", "simulated", "ideal"]),
         ("gpt_step", ["Measured"]),
-        ("roofline", ["Measured", "Simulated"]),
-        ("device_scaling", ["Simulated"]),
     ],
 )
 def test_what_is_measured_and_what_is_simulated_is_written_on_the_figure(name, labels, frames):
@@ -72,7 +70,6 @@ def test_without_kernels_the_rest_is_still_drawn(monkeypatch, frames):
     kept = {
         "layer_speed": lambda rows: rows[:0],
         "speedup": lambda rows: rows[rows["series"] != "measured"],
-        "roofline": lambda rows: rows[rows["device"] != "host"],
         "amdahl": lambda rows: rows[:1],
     }
     read = tidy.computed
@@ -81,5 +78,5 @@ def test_without_kernels_the_rest_is_still_drawn(monkeypatch, frames):
         return kept.get(table, lambda rows: rows)(read(scale, name, table))
 
     monkeypatch.setattr(tidy, "computed", computed)
-    for name in ("device_speedup", "roofline", "gpt_step"):
+    for name in ("device_speedup", "gpt_step"):
         draw(name, frames)
