@@ -209,5 +209,5 @@ def judge(found: Estimate, target: float, *, is_published: bool) -> Word:
     per_seed = found.se**2 * min(found.seeds) if found.paired else 2 * found.sd**2
     wanted = math.ceil(per_seed * (4 / size) ** 2)
     more = f"; {wanted:,} seeds per method could decide" if wanted > min(found.seeds) else ""
-    more = "; all of it is" if high < size else more
-    return Word(OPEN, reason=f"neither zero nor half of the {asked} is excluded{more}")
+    more = ", but not all of it" if high < size else more
+    return Word(OPEN, reason=f"the interval contains zero and half of the {asked}{more}")

@@ -270,7 +270,10 @@ def chance(evidence: Evidence) -> str:
     means = 100 * rows.groupby("algorithm")["value"].mean()
     parts = ", ".join(f"{algorithm_name(name)} {value:.1f}%" for name, value in means.items())
     noise = 100 * rows["stderr"].mean()
-    return f"Chance is {level:.1f}%, the standard error of a run {noise:.1f} points: {parts}."
+    return (
+        f"Chance is {level:.1f}%, the standard error of a run {noise:.1f} points, "
+        f"which more seeds do not lower, since all answer the same questions: {parts}."
+    )
 
 
 def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[str, Any]:

@@ -320,8 +320,9 @@ def update_readme(readme: Path, nine: Sequence[Finding]) -> None:
     lines = [
         f"[![Effects here relative to the published ones](reports/{FOREST})](reports/README.md)",
         "",
-        "*Effects here as multiples of the published ones (grey), with 95% intervals. Right is "
-        "better.*",
+        "*Right is better. Top: our effects as multiples of the published ones (dots), with 95% "
+        "intervals. Middle: effects without a comparable published number. Bottom: pooled over "
+        "workloads.*",
         "",
     ]
     lines += [
