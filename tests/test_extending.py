@@ -300,7 +300,7 @@ assert row["num_items"] == 2 and row["higher_is_better"] is False
 @pytest.mark.parametrize(
     ("heading", "code", "printed"),
     [
-        ("A device", DEVICE, "L40S #5B8C3A\n"),
+        ("A device", DEVICE, ""),
         ("A suite", SUITE, "('test',) data_to_text\n"),
         ("An evaluation metric", METRIC, ""),
     ],
