@@ -21,6 +21,7 @@ import torch
 
 from experiments.training.device import gpu_facts, resolve
 from sparse_lib.algorithms.rigl import RigL
+from sparse_lib.algorithms.set import SET
 from sparse_lib.algorithms.static import Static
 
 #: hidden size, layers, heads, context, samples per step, vocabulary.
@@ -32,6 +33,7 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     "static": lambda: Static(SPARSITY),
     "rigl": lambda: RigL(SPARSITY, update=NEVER),
     "rigl-100": lambda: RigL(SPARSITY, update={"freq": 100}),
+    "set-100": lambda: SET(SPARSITY, update={"freq": 100}),
 }
 #: Variants that run in CUDA graphs, too.
 GRAPHS = ("dense", "rigl-100")
@@ -102,8 +104,8 @@ def main() -> None:
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(options.rounds):
         for name, step in steps.items():
-            # A hundred steps hold exactly one update of the last variant.
-            number = STEPS_PER_TURN if not on_gpu else 100 if "rigl-100" in name else 20
+            # A hundred steps hold exactly one update of the last variants.
+            number = STEPS_PER_TURN if not on_gpu else 100 if "-100" in name else 20
             times[name].append(turn(step, number, device))
     facts = gpu_facts(device)
     print(f"{facts or 'CPU twin: no statement about a GPU'}; size {size}, bf16, one graph")
@@ -113,8 +115,10 @@ def main() -> None:
         speed = 1 / statistics.median(values)
         print(f"{name:15} {speed:8.2f} steps/s  {ratio:.3f} of dense{goal}")
     if on_gpu:
-        more = (b - a for a, b in zip(times["rigl"], times["rigl-100"], strict=True))
-        print(f"RigL's update {1e5 * statistics.median(more):.0f} ms, wanted {WANTED_UPDATE}")
+        for name, between in (("rigl-100", "rigl"), ("set-100", "static")):
+            more = (b - a for a, b in zip(times[between], times[name], strict=True))
+            ms = 1e5 * statistics.median(more)
+            print(f"{name}: an update takes {ms:.0f} ms, wanted {WANTED_UPDATE}")
 
 
 if __name__ == "__main__":

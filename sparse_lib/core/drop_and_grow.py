@@ -125,7 +125,7 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         self, params: Mapping[str, SparseParameter], targets: Mapping[str, float]
     ) -> Iterable[tuple[str, Tensor]]:
         """As `DynamicSparsityAlgorithm.new_masks`; see `updates_together`."""
-        rules = ("update_mask", "grow", "drop_score")
+        rules = ("update_mask", "drop_score")
         is_plain = all(getattr(type(self), rule) is getattr(DropAndGrow, rule) for rule in rules)
         rest, sizes = dict(params), dict[int, list[str]]()
         for name, sparse in params.items():
@@ -152,8 +152,9 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         def on_device(counts: list[int]) -> Tensor:
             return torch.tensor(counts, device=masks.device)
 
-        growth = stacked("grow_score")
-        if growth.dtype is not torch.float32:
+        by_score = type(self).grow is DropAndGrow.grow
+        growth = stacked("grow_score") if by_score else None
+        if growth is not None and growth.dtype is not torch.float32:
             return
         masks = torch.stack([sparse.mask.flatten() for sparse in params.values()])
         wanted = [self.rules.count(targets[name], masks.shape[1]) for name in params]
@@ -162,8 +163,16 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         if self.rules.meets_target:
             counts = [min(pair) for pair in zip(counts, wanted, strict=True)]
         kept = select_together(stacked("drop_score"), masks, on_device(counts))
-        missing = [max(0, most - count) for most, count in zip(wanted, counts, strict=True)]
-        new = select_together(growth, ~kept, on_device(missing)).logical_or_(kept)
+        if growth is not None:
+            missing = [max(0, most - count) for most, count in zip(wanted, counts, strict=True)]
+            new = select_together(growth, ~kept, on_device(missing)).logical_or_(kept)
+        else:
+            rows = zip(params.items(), kept, counts, strict=True)
+            grown = (
+                self.grow(sparse.param, row.view_as(sparse.param), count, targets[name])
+                for (name, sparse), row, count in rows
+            )
+            new = torch.stack([mask.flatten() for mask in grown])
         enough = map(min, present, wanted)
         found = zip(params.items(), new, new.sum(1).tolist(), enough, strict=True)
         for (name, sparse), mask, count, least in found:
