@@ -169,9 +169,14 @@ def facts(found: Finding, evidence: Evidence) -> dict[str, str]:
     numbers = {"weights": in_words(size), "tokens": in_words(budget), "epochs": f"{budget:g}"}
     work = evidence.of_runs("flops_executed", runs.index).to_numpy()
     work = work + evidence.of_runs("flops_executed", runs["first"]).fillna(0).to_numpy()
+    own = pd.DataFrame({"work": work, "bleu": evidence.of_runs("bleu", runs.index).to_numpy()})
     is_a = runs["method"].isin(found.comparison.a).to_numpy()
-    share = work[is_a].mean() / work[~is_a].mean() if is_a.any() and not is_a.all() else math.nan
-    return numbers | {"per_weight": f"{budget / size:.0f}", "flops": f"{share:.2f}"}
+    means = own.groupby(is_a).mean().reindex([True, False])
+    numbers |= {
+        "per_weight": f"{budget / size:.0f}",
+        "flops": f"{means.work.div(means.work[False])[True]:.2f}",
+    }
+    return numbers | {"bleu_a": f"{means.bleu[True]:.1f}", "bleu_b": f"{means.bleu[False]:.1f}"}
 
 
 def command(found: Finding, scale: str) -> str:
