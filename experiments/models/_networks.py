@@ -6,7 +6,6 @@ The file imports nothing of this repository: an exported model carries a copy of
 
 from torch import nn
 from transformers import AutoConfig, AutoModelForImageClassification
-from transformers.models.mobilenet_v2.modeling_mobilenet_v2 import MobileNetV2ForImageClassification
 from transformers.models.resnet.configuration_resnet import ResNetConfig
 from transformers.models.resnet.modeling_resnet import ResNetForImageClassification
 
@@ -45,21 +44,6 @@ class CifarResNetForImageClassification(TrainableResNet):
         )
         stem.pooler = nn.Identity()
         self._init_weights(stem.embedder.convolution)
-
-
-class TrainableMobileNetV2(MobileNetV2ForImageClassification):
-    """MobileNetV2 whose running statistics average over batches.
-
-    The momentum of its norms reads 0.997, the share of the past; torch's is the share of the new
-    batch, so that evaluation would see little more than the last batch. Weights and config are
-    those of the class above.
-    """
-
-    def __init__(self, config) -> None:
-        super().__init__(config)
-        for module in self.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.momentum = 0.1
 
 
 AutoConfig.register(CifarResNetConfig.model_type, CifarResNetConfig)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from experiments import data
 from experiments.evaluation.vision import load_classifier
 from experiments.models import _transform as transforms
-from experiments.models import mobilenet_v2, resnet
+from experiments.models import resnet
 from experiments.specs.expand import make_spec
 from experiments.specs.read import load_study
 from experiments.specs.run import RunSpec
@@ -49,15 +49,6 @@ def test_resnets_have_their_published_sizes(depths, kind, stem, num_classes, par
         model = resnet.build(config, classes=names(num_classes), num_channels=3, image_size=size)
     assert sum(p.numel() for p in model.parameters()) == parameters
     assert count(model, batch_size=1, image_size=size).forward() == flops
-
-
-def test_mobilenet_v2_has_its_published_size():
-    config = mobilenet_v2.Config()
-    model = mobilenet_v2.build(config, classes=names(1000), num_channels=3, image_size=224)
-    assert sum(p.numel() for p in model.parameters()) == 3_504_872
-    assert round(count(model, batch_size=1, image_size=224).forward() / 2e6) == 301
-    momenta = {m.momentum for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)}
-    assert momenta == {0.1}
 
 
 @pytest.mark.parametrize("family", [None, "wide", "parallel", "factorized", "doped"])
