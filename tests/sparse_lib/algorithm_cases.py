@@ -71,6 +71,24 @@ SCHEDULES: dict[str, Any] = {
 }
 
 
+#: Torch's optimizers, with options that give each all the states that it can keep.
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "SGD": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+    "Adam": {"amsgrad": True, "weight_decay": 0.1},
+    "AdamW": {"weight_decay": 0.1},
+    "Adagrad": {"initial_accumulator_value": 0.1},
+    "RMSprop": {"momentum": 0.9, "centered": True},
+    "Adadelta": {},
+    "NAdam": {},
+    "RAdam": {},
+    "Adamax": {},
+    "Rprop": {},
+    "ASGD": {},
+    "Adafactor": {},
+    "LBFGS": {"max_iter": 3, "history_size": 4, "line_search_fn": "strong_wolfe"},
+}
+
+
 def make(name: str, sparsity: Any = 0.6, **options: Any) -> sl.SparsityAlgorithm:
     return Case(algorithm_classes()[name]).make(sparsity, **options)
 

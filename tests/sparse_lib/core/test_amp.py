@@ -21,18 +21,12 @@ from tests.sparse_lib.algorithm_cases import (
     snapshot,
 )
 
-OPTIMIZERS = {
-    "adamw": lambda params, **kw: torch.optim.AdamW(params, 0.01, **kw),
-    "sgd": lambda params, **kw: torch.optim.SGD(params, 0.05, momentum=0.9, **kw),
-}
+OPTIMIZERS = {"AdamW": {}, "SGD": {"momentum": 0.9}}
 
 
 def start(algorithm, optimizer, **options):
-    model = make_model()
-    algorithm.apply(model)
-    optim = OPTIMIZERS[optimizer](model.parameters(), **options)
-    algorithm.apply(optim)
-    return model, optim
+    model, kind = make_model(), getattr(torch.optim, optimizer)
+    return model, driven(algorithm, model, kind, 0.02, **OPTIMIZERS[optimizer], **options)
 
 
 def scaled_step(model, optim, scaler, step, spoil=None):
@@ -112,7 +106,7 @@ def test_what_a_class_of_ones_own_reads_has_no_loss_scale(made, fused):
     results = []
     for scale in (None, 2.0**16):
         algorithm = made()
-        model, optim = start(algorithm, "sgd", fused=fused)
+        model, optim = start(algorithm, "SGD", fused=fused)
         scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
         for step in range(6):
             scaled_step(model, optim, scaler, step)
@@ -147,7 +141,7 @@ def test_the_dense_gradient_is_that_of_the_loss_and_clipped_as_it_was(cls, bound
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_bfloat16_autocast(name):
     algorithm = make(name)
-    model, optim = start(algorithm, "adamw")
+    model, optim = start(algorithm, "AdamW")
     for step in range(5):
         optim.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):

@@ -7,12 +7,9 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
-from tests.sparse_lib.algorithm_cases import ALGORITHMS, loss_of, make, make_model, same
+from tests.sparse_lib.algorithm_cases import ALGORITHMS, driven, loss_of, make, make_model, same
 
-OPTIMIZERS = {
-    "adamw": lambda params: torch.optim.AdamW(params, 0.01),
-    "sgd": lambda params: torch.optim.SGD(params, 0.05, momentum=0.9, weight_decay=0.1),
-}
+OPTIMIZERS = {"AdamW": {}, "SGD": {"momentum": 0.9, "weight_decay": 0.1}}
 
 SETTINGS = {
     "skipped weight updates": lambda: sl.RigL(0.6, 2, seed=1, skip_update_on_mask_steps=True),
@@ -31,11 +28,8 @@ SETTINGS = {
 
 def trained(algorithm, optimizer, *, closes, micro_batches=1, steps=6):
     """States of all after some steps, and the share of masked weights that a pass computed with."""
-    model = make_model()
-    algorithm.apply(model)
-    optim = OPTIMIZERS[optimizer](model.parameters())
-    algorithm.apply(optim)
-    stray = []
+    model, kind, stray = make_model(), getattr(torch.optim, optimizer), []
+    optim = driven(algorithm, model, kind, 0.02, **OPTIMIZERS[optimizer])
     for step in range(steps):
         optim.zero_grad()
 
@@ -62,24 +56,8 @@ def trained(algorithm, optimizer, *, closes, micro_batches=1, steps=6):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", [*ALGORITHMS, *SETTINGS])
 def test_a_closure_gives_the_bits_of_the_plain_loop(name, optimizer, micro_batches):
-    ends = [
-        trained(
-            SETTINGS[name]() if name in SETTINGS else make(name),
-            optimizer,
-            closes=closes,
-            micro_batches=micro_batches,
-        )
-        for closes in (False, True)
-    ]
-    assert same(*ends)
-
-
-def small(algorithm, dtype=torch.float32):
-    torch.manual_seed(0)
-    model = nn.Linear(12, 8, bias=False, dtype=dtype)
-    algorithm.apply(model)
-    data = torch.randn(32, 12, dtype=dtype), torch.randn(32, 8, dtype=dtype)
-    return model, data
+    make_it, options = SETTINGS.get(name, lambda: make(name)), {"micro_batches": micro_batches}
+    assert same(*(trained(make_it(), optimizer, closes=c, **options) for c in (False, True)))
 
 
 @pytest.mark.parametrize("line_search", [None, "strong_wolfe"])
@@ -90,7 +68,9 @@ def test_lbfgs_trains_all_weights_by_the_sparse_loss(line_search, decay):
     In float64: a line search makes much of a rounding, which differs between processors.
     """
     algorithm = sl.SRSTE(0.5, {"steps": [100]}, score_shaper="2:4", decay=decay)
-    model, (data, target) = small(algorithm, torch.float64)
+    torch.manual_seed(0)
+    algorithm.apply(model := nn.Linear(12, 8, bias=False, dtype=torch.float64))
+    data, target = (torch.randn(32, size, dtype=torch.float64) for size in (12, 8))
     whole = nn.Parameter(algorithm.hidden_weight(model.weight).clone())
     mask = model.weight_mask.clone()
     options = {"max_iter": 6, "line_search_fn": line_search, "lr": 0.5}
@@ -128,11 +108,9 @@ def test_lbfgs_trains_all_weights_by_the_sparse_loss(line_search, decay):
 
 
 def test_a_closure_that_fails_leaves_weights_masked_and_hidden_values_as_they_were():
-    algorithm = sl.SRSTE(0.5)
-    model, _ = small(algorithm)
-    whole = algorithm.hidden_weight(model.weight).clone()
-    optim = torch.optim.SGD(model.parameters(), 0.1)
-    algorithm.apply(optim)
+    model, algorithm = make_model(), sl.SRSTE(0.5)
+    optim = driven(algorithm, model)
+    whole = algorithm.hidden_weight(model[0].weight).clone()
     state = copy.deepcopy(model.state_dict())
 
     def closure():
@@ -141,4 +119,4 @@ def test_a_closure_that_fails_leaves_weights_masked_and_hidden_values_as_they_we
     with pytest.raises(KeyboardInterrupt):
         optim.step(closure)
     assert same(state, model.state_dict()) and algorithm.step == 0
-    assert torch.equal(algorithm.hidden_weight(model.weight), whole)
+    assert torch.equal(algorithm.hidden_weight(model[0].weight), whole)

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
-from tests.sparse_lib.algorithm_cases import driven
+from tests.sparse_lib.algorithm_cases import assert_equal, driven
+from tests.sparse_lib.algorithm_cases import snapshot as state
 
 ALGORITHMS = {
     "gmp": lambda: sl.GMP(sl.schedules.Linear(0.2, 0.05), update=1, seed=0),
@@ -36,10 +37,6 @@ def train(model, *optimizers, steps=3):
         model(inputs).square().mean().backward()
         for optimizer in optimizers:
             optimizer.step()
-
-
-def state(model):
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
 def is_masked(model):
@@ -94,9 +91,8 @@ def test_accelerate_trains_as_torch_does(make, prepared_first):
     algorithm.apply(optimizer)
     algorithm.apply(optimizer)  # the same one again
     train(model, optimizer)
-    twin = state(model)
     assert algorithm.step == 3
-    assert all(torch.equal(tensor, twin[name]) for name, tensor in state(plain).items())
+    assert_equal(state(plain), state(model))
     algorithm.detach(optimizer)
     assert not algorithm.drives_optimizer
 
@@ -144,19 +140,21 @@ def test_a_copy_of_model_algorithm_and_optimizer_trains_as_the_original(make, du
     assert twin_algorithm.drives_optimizer
     before = state(model)
     train(twin, twin_optimizer)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in state(model).items())
+    assert_equal(state(model), before)
     train(model, optimizer)
     assert twin_algorithm.step == algorithm.step == 6
-    after = state(twin)
-    assert all(torch.equal(tensor, after[name]) for name, tensor in state(model).items())
-    changed = any(name.endswith("mask") and not torch.equal(after[name], before[name])
-                  for name in after)  # fmt: skip
-    assert changed and is_masked(twin)
+    assert_equal(state(model), after := state(twin))
+    assert any("mask" in name and not torch.equal(after[name], before[name]) for name in after)
+    assert is_masked(twin)
+
+
+def rigl(model=None, sparsity=0.5):
+    model, algorithm = model or network(), sl.RigL(sparsity, update=2, seed=0)
+    return model, algorithm, driven(algorithm, model)
 
 
 def test_a_block_that_was_replaced_is_refused_and_one_that_was_wrapped_goes_on():
-    model, algorithm = nn.Sequential(network(), nn.Linear(8, 8)), sl.RigL(0.5, update=2, seed=0)
-    optimizer = driven(algorithm, model, torch.optim.SGD, 0.1)
+    model, _, optimizer = rigl(nn.Sequential(network(), nn.Linear(8, 8)))
     model[0] = nn.Sequential(model[0])
     train(model, optimizer)
     assert is_masked(model)
@@ -166,8 +164,7 @@ def test_a_block_that_was_replaced_is_refused_and_one_that_was_wrapped_goes_on()
 
 
 def test_a_weight_of_another_shape_is_refused_until_sparsity_is_applied_again():
-    model, algorithm = network(), sl.RigL(0.75, update=2, seed=0)
-    optimizer = driven(algorithm, model, torch.optim.SGD, 0.1)
+    model, algorithm, optimizer = rigl(sparsity=0.75)
     model[0].weight = nn.Parameter(torch.randn(32, 8))
     model[0].bias = nn.Parameter(torch.randn(32))
     model[2].weight = nn.Parameter(torch.randn(8, 32))
@@ -182,8 +179,7 @@ def test_a_weight_of_another_shape_is_refused_until_sparsity_is_applied_again():
 
 
 def test_a_weight_that_was_replaced_is_masked_and_told_if_the_optimizer_does_not_hold_it():
-    model, algorithm = network(), sl.RigL(0.5, update=2, seed=0)
-    optimizer = driven(algorithm, model, torch.optim.SGD, 0.1)
+    model, _, optimizer = rigl()
     new = torch.randn(16, 8)
     model[0].weight = nn.Parameter(new.clone())
     expected = torch.eye(8) @ (new * model[0].weight_mask).T + model[0].bias
@@ -275,7 +271,7 @@ def test_a_compiled_step_does_what_a_plain_one_does(name, backend):
             step() if compiled else optimizer.step()
         assert algorithm.step == 5
         models.append(state(model))
-    assert all(torch.equal(tensor, models[1][key]) for key, tensor in models[0].items())
+    assert_equal(*models)
 
 
 def test_a_scripted_model_is_refused_and_left_as_it_was():

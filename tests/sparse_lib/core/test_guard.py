@@ -23,8 +23,7 @@ from tests.sparse_lib.algorithm_cases import (
 
 def start(algorithm, model=None, **options):
     model = make_model() if model is None else model
-    optim = driven(algorithm, model, torch.optim.AdamW, 0.01, **options)
-    return model, optim
+    return model, driven(algorithm, model, torch.optim.AdamW, 0.01, **options)
 
 
 class Checkpointed(nn.Module):
@@ -283,17 +282,12 @@ def test_detached_algorithms_leave_the_optimizer_and_may_start_again(grouped):
     assert not torch.equal(model[0].weight_mask, mask)
 
 
-@torch.no_grad()
-def by_hand(model):
-    model[0].weight.copy_(torch.ones(16, 12))
-
-
 @pytest.mark.parametrize(
     "write",
     [
         lambda model: model[0].reset_parameters(),
         lambda model: model.apply(lambda part: hasattr(part, "weight") and part.reset_parameters()),
-        by_hand,
+        lambda model: nn.init.ones_(model[0].weight),
         lambda model: nn.utils.vector_to_parameters(torch.ones(1000), model.parameters()),
     ],
 )

@@ -35,19 +35,13 @@ def test_a_history_equals_sets(shape):
         assert history.churn == len(sets[index + 1] - sets[index]) / len(sets[index + 1])
 
 
-def by_hand_run():
+def test_a_runs_metrics_by_hand():
     model = nn.Sequential(nn.Linear(4, 2, bias=False), nn.Linear(2, 2))
     model[1].bias.requires_dense = True
     algorithm = sl.Static({"0.*": 0.5, "1.*": 0.25})
     algorithm.apply(model)
-    params = algorithm.sparse_params
-    params["0.weight"].mask = torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]])
-    params["0.weight"].mask = torch.tensor([[1, 1, 1, 0], [0, 0, 0, 0]])
-    return model, algorithm
-
-
-def test_a_runs_metrics_by_hand():
-    model, algorithm = by_hand_run()
+    for first in ([1, 1, 1, 1], [1, 1, 1, 0]):
+        algorithm.sparse_params["0.weight"].mask = torch.tensor([first, [0, 0, 0, 0]])
     initial = [s.history.num_initial for s in algorithm.sparse_params.values()]
     assert initial == [4, 0]  # half of eight; the second mask was never replaced
     flops = sl.count_flops(model, batch_size=3)
@@ -56,25 +50,13 @@ def test_a_runs_metrics_by_hand():
     first, second = summary["tensors"]["0.weight"], summary["tensors"]["1.weight"]
     assert first["sparsity"] == 5 / 8 and first["target"] == 0.5 and first["num_updates"] == 2
     assert first["churn"] == 0.0 and first["dead_units"] == 1
-    assert second == {
-        "sparsity": 0.25,
-        "target": 0.25,
-        "churn": 0.0,
-        "itop": 0.75,
-        "degree_of_constraint": 1.0,
-        "survival": None,
-        "dead_units": 0,
-        "num_updates": 0,
-    }
+    names = "sparsity target churn itop degree_of_constraint survival dead_units num_updates"
+    assert second == dict(zip(names.split(), (0.25, 0.25, 0.0, 0.75, 1.0, None, 0, 0), strict=True))
     assert summary["sparsity"] == 6 / 12 and summary["dead_units"] == 1
     # Per sample 2 FLOPs for each of 3 + 3 weights, thrice in training; 8 + 4 weights if dense.
-    assert summary["flops"] == {
-        "forward": 3 * 2 * 6,
-        "training_step": 3 * 3 * 2 * 6,
-        "dense_training_step": 3 * 3 * 2 * 12,
-        "run": 0,
-        "dense_run": 0,
-    }
+    costs = {"forward": 3 * 2 * 6, "training_step": 3 * 3 * 2 * 6}
+    costs |= {"dense_training_step": 3 * 3 * 2 * 12, "run": 0, "dense_run": 0}
+    assert summary["flops"] == costs
 
 
 @pytest.mark.parametrize("sparsity", [0.6, {"type": "linear", "init": 0.3, "slope": 0.05}])

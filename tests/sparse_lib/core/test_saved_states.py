@@ -122,6 +122,11 @@ def test_what_misses_nothing_is_silent():
         assert messages(train, model, torch.optim.SGD(model.parameters(), 0.01), 5) == []
     model = nn.Linear(8, 8)
     assert messages(train, model, driven(rigl(), model), 5) == []
+    model = nn.Linear(8, 8)  # new masks on a dense training are no resume
+    train(model, optimizer := torch.optim.Adam(model.parameters(), 0.01), 3)
+    (algorithm := rigl()).apply(model)
+    algorithm.apply(optimizer)
+    assert messages(train, model, optimizer, 3) == []
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
@@ -139,13 +144,3 @@ def test_a_resume_without_the_algorithms_state_warns(kind, grouped, forget):
     said = messages(train, *second[:2], 4)
     assert len(said) == forget
     assert not forget or "the state of RigL was not" in said[0]
-
-
-def test_new_masks_on_a_dense_training_are_no_resume():
-    model = nn.Linear(8, 8)
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    train(model, optimizer, 3)
-    algorithm = rigl()
-    algorithm.apply(model)
-    algorithm.apply(optimizer)
-    assert messages(train, model, optimizer, 3) == []
