@@ -4,27 +4,12 @@ import ast
 import graphlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def imports(path: Path, *, top_level_only: bool = False) -> set[str]:
-    """Modules that a file imports; inside functions too unless told otherwise."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    nodes = ast.walk(tree)
-    if top_level_only:
-        nodes = iter(tree.body)
-    found = set()
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module)
-    return found
 
 
 def run_nodes(tree: ast.AST) -> Iterator[ast.AST]:
@@ -35,22 +20,27 @@ def run_nodes(tree: ast.AST) -> Iterator[ast.AST]:
             yield from run_nodes(node)
 
 
+def imports(nodes: Iterable[ast.AST]) -> set[str]:
+    """The modules that statements import, or what they import from one, which may be a module."""
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
 def import_graph(package: str) -> dict[str, set[str]]:
     """Modules of a package and the modules that each imports, anywhere in its file."""
-    modules = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in files(package)
-    }
-    graph: dict[str, set[str]] = {}
-    for name, path in modules.items():
-        found = set()
-        for node in run_nodes(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                found |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                inner = {f"{node.module}.{alias.name}" for alias in node.names}
-                found |= {full if full in modules else node.module for full in inner}
-        graph[name] = found & modules.keys()
+    graph = {module_of(p): imports(run_nodes(ast.parse(p.read_text()))) for p in files(package)}
+    for name, found in graph.items():
+        whole = {full if full in graph else full.rpartition(".")[0] for full in found}
+        graph[name] = whole & graph.keys()
     return graph
 
 
@@ -113,25 +103,20 @@ def test_no_import_leads_back(package):
     assert list(order.static_order())  # raises CycleError, which names the modules
 
 
-def test_rooms_of_the_library_import_only_what_lies_below():
-    for module, imported in import_graph("sparse_lib").items():
-        if module == "sparse_lib":
-            continue
-        room = module.split(".")[1]
-        allowed = {"checks", "tables", room, *ROOMS[room].split()}
-        for name in imported:
-            assert name.split(".")[1] in allowed, f"{module} imports {name}"
-
-
-def test_rooms_of_experiments_import_only_what_lies_below():
-    order = graphlib.TopologicalSorter({a: b.split() for a, b in EXPERIMENT_ROOMS.items()})
-    assert {*order.static_order()} == {*EXPERIMENT_ROOMS}
-    for module, imported in import_graph("experiments").items():
+@pytest.mark.parametrize(
+    ("package", "rooms", "everywhere", "free"),
+    [
+        ("sparse_lib", ROOMS, {"checks", "tables"}, {""}),
+        ("experiments", EXPERIMENT_ROOMS, {"errors", "strict"}, {"", "__main__", "cli"}),
+    ],
+)
+def test_rooms_import_only_what_lies_below(package, rooms, everywhere, free):
+    order = graphlib.TopologicalSorter({name: below.split() for name, below in rooms.items()})
+    assert {*order.static_order()} == {*rooms}
+    for module, imported in import_graph(package).items():
         room = (module.split(".") + [""])[1]
-        if room in ("", "__main__", "cli"):
-            continue
-        for name in imported - {"experiments"}:
-            allowed = {"errors", "strict", room, *EXPERIMENT_ROOMS[room].split()}
+        for name in imported - {package} if room not in free else ():
+            allowed = {room, *everywhere, *rooms[room].split()}
             assert name.split(".")[1] in allowed, f"{module} imports {name}"
 
 
@@ -143,22 +128,22 @@ def files(folder: str) -> list[Path]:
     return sorted((ROOT / folder).rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", files("sparse_lib"), ids=lambda p: p.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("path", files("sparse_lib"), ids=module_of)
 def test_the_library_needs_only_torch_and_numpy(path):
     allowed = set(sys.stdlib_module_names) | {"torch", "numpy", "sparse_lib"}
     if path.parent.name == "integrations":  # a file there is for one library, and named after it
         allowed |= {path.stem} | ({"safetensors"} if path.stem == "transformers" else set())
-    assert roots(imports(path, top_level_only=True)) <= allowed
-    assert "experiments" not in roots(imports(path))
+    tree = ast.parse(path.read_text())
+    assert roots(imports(tree.body)) <= allowed
+    assert "experiments" not in roots(imports(ast.walk(tree)))
 
 
 @pytest.mark.parametrize(
-    "path",
-    files("experiments/analysis") + files("experiments/report"),
-    ids=lambda p: p.relative_to(ROOT).as_posix(),
+    "path", files("experiments/analysis") + files("experiments/report"), ids=module_of
 )
 def test_analysis_never_imports_torch(path):
-    assert not roots(imports(path)) & {"torch", "transformers", "sparse_lib"}
+    found = roots(imports(ast.walk(ast.parse(path.read_text()))))
+    assert not found & {"torch", "transformers", "sparse_lib"}
 
 
 PLANNING = (

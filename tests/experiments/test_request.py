@@ -70,21 +70,18 @@ def test_nothing_is_borrowed_or_what_fits_beside_new_runs_or_alone(folder):
     assert records(ask(reuse="only")) == {FITS}  # pages are of committed records alone
 
 
-@pytest.mark.parametrize("reuse", ["none", "reference", "only"])
-def test_a_rerun_trains_its_run_and_no_other(folder, reuse):
+@pytest.mark.parametrize(
+    ("reuse", "others"),
+    [("none", {own(FITS), own(STALE)}), ("reference", {FITS, own(STALE)}), ("only", {FITS})],
+)
+def test_a_rerun_trains_its_run_and_no_other(folder, reuse, others):
     """Records at hand stand for the other runs; a run's own comes before the committed one."""
     assert records(ask(reuse=reuse, run=ABSENT)) == {own(ABSENT), FITS}
     assert records(ask(reuse=reuse, run=FITS)) == {own(FITS)}
     for run_id in (FITS, STALE):
         (folder / own(run_id)).parent.mkdir(parents=True)
         (folder / own(run_id)).write_text("{}")
-    found = records(ask(reuse=reuse, run=ABSENT))
-    if reuse == "none":
-        assert found == {own(ABSENT), own(FITS), own(STALE)}
-    elif reuse == "reference":
-        assert found == {own(ABSENT), FITS, own(STALE)}
-    else:
-        assert found == {own(ABSENT), FITS}
+    assert records(ask(reuse=reuse, run=ABSENT)) == {own(ABSENT), *others}
 
 
 def test_a_rerun_redoes_the_pages_that_show_its_run(folder):
@@ -122,16 +119,12 @@ def test_studies_are_shown_where_they_have_something():
     asked = ask()
     assert {*asked.shown("smoke")} == at_smoke and "flops" in at_smoke
     assert f"{STUDY}_tuning" not in at_smoke
-    assert asked.pages("smoke") == [
-        f"reports/smoke/{name}/index.html" for name in asked.shown("smoke")
-    ]
+    pages = [f"reports/smoke/{name}/index.html" for name in asked.shown("smoke")]
+    assert asked.pages("smoke") == pages
     one = ask(study=STUDY)
     assert [*one.shown("smoke")] == [STUDY]
-    assert one.figures("smoke") == [
-        f"reports/smoke/{STUDY}/figures/{name}.{suffix}"
-        for name in studies[STUDY].figures
-        for suffix in ("svg", "pdf", "csv")
-    ]
+    files = [f"{n}.{suffix}" for n in studies[STUDY].figures for suffix in ("svg", "pdf", "csv")]
+    assert one.figures("smoke") == [f"reports/smoke/{STUDY}/figures/{file}" for file in files]
     targets = one.targets("smoke")
     assert len(targets) == len({*targets}) and {*map(own, PLANNED)} <= {*targets}
     assert not [path for path in targets if "/spdf/" in path]

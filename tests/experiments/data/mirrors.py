@@ -6,20 +6,29 @@ import json
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import yaml
 from PIL import Image
 
 
 def write_mirror(root, hub_id, splits, configs=("default",)):
     """Write parquet files and the README that declares them."""
-    folder = root / hub_id
-    lines = ["---", "configs:"]
     for config in configs:
-        lines += [f"- config_name: {config}", "  data_files:"]
-        (folder / config).mkdir(parents=True, exist_ok=True)
+        (root / hub_id / config).mkdir(parents=True, exist_ok=True)
         for split, rows in splits.items():
-            pq.write_table(pa.table({"text": rows}), folder / config / f"{split}.parquet")
-            lines += [f"  - split: {split}", f"    path: {config}/{split}.parquet"]
-    (folder / "README.md").write_text("\n".join([*lines, "---", ""]))
+            table = rows if isinstance(rows, pa.Table) else pa.table({"text": rows})
+            pq.write_table(table, root / hub_id / config / f"{split}.parquet")
+    declare(
+        root / hub_id, {c: {split: f"{c}/{split}.parquet" for split in splits} for c in configs}
+    )
+
+
+def declare(folder, configs):
+    """Write the README that names the files of each split of each configuration."""
+    files = [
+        {"config_name": name, "data_files": [{"split": s, "path": p} for s, p in paths.items()]}
+        for name, paths in configs.items()
+    ]
+    (folder / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': files})}---\n")
 
 
 def encoded(pixels) -> dict:
@@ -41,10 +50,8 @@ def write_images(
     stored = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     schema = pa.schema([(image, stored), (label, pa.int64())])
     schema = schema.with_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-    header = ["---", "configs:", f"- config_name: {config}", "  data_files:"]
     for split in splits:
         rows = [{image: encoded(pixels[i]), label: i % num_classes} for i in order]
         pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / f"{split}-0.parquet")
-        header += [f"  - split: {split}", f"    path: {split}-*"]
-    (folder / "README.md").write_text("\n".join([*header, "---", ""]))
+    declare(folder, {config: {split: f"{split}-*" for split in splits}})
     return pixels

@@ -51,24 +51,11 @@ def evidence(means, *, tried=RATES, larger=None, costs=()):
 
 
 def found(given, b="static", *, equal_flops=False, **place):
-    claim = Claim.model_validate(
-        {
-            "name": "set",
-            "title": "t, 75% sparse",
-            "says": "s",
-            "source": "rigl",
-            "where": "w",
-            "study": "s",
-            "outcome": OUTCOME,
-            "interest": 0.01,
-            "planned": 4,
-            "equal_flops": equal_flops,
-            "a": ["set"],
-            "b": [b],
-            "places": {"small": [{"models": ["m"], "data": "d", "budget": 8} | place]},
-        }
-    )
-    return ledger.of_claim(claim, given)[0]
+    text = {"name": "set", "title": "t, 75% sparse", "says": "s", "source": "rigl", "where": "w"}
+    rules = {"outcome": OUTCOME, "interest": 0.01, "planned": 4, "equal_flops": equal_flops}
+    places = {"small": [{"models": ["m"], "data": "d", "budget": 8} | place]}
+    arms = {"study": "s", "a": ["set"], "b": [b], "places": places}
+    return ledger.of_claim(Claim.model_validate(text | rules | arms), given)[0]
 
 
 FAIR = {"dense": 2.5, "static": 3.0, "set": 2.9}

@@ -33,12 +33,9 @@ def study(when: str):
     )
 
 
-def test_answer_is_printed_where_its_words_hold():
+def test_answer_that_no_longer_holds_is_replaced_and_refused_when_published():
     found = {"set": finding("same direction", "smaller")}
     assert render.answer(study("same direction, smaller"), found) == "It is –."
-
-
-def test_answer_that_no_longer_holds_is_replaced_and_refused_when_published():
     found = {"set": finding("opposite")}
     said = render.answer(study("same direction"), found)
     assert "It is" not in said and "opposite" in said
@@ -95,14 +92,10 @@ def test_columns_in_which_nothing_is_known_are_not_printed_and_numbers_have_sign
     "first, shortest, whole",
     [
         ("", "One run, 1 minute", "All 3 runs, 26 minutes of one core"),
-        # All start from one run of 900 s.
-        (
-            "d",
-            "One run, 16 minutes",
-            "All 3 runs and the runs they start from, 41 minutes of one core",
-        ),
+        ("d", "One run, 16 minutes",  # all start from one run of 900 s
+         "All 3 runs and the runs they start from, 41 minutes of one core"),
     ],
-)
+)  # fmt: skip
 def test_a_card_of_long_runs_offers_the_shortest(first, shortest, whole):
     times = pd.Series({"a": 1200.0, "b": 60.0, "c": 300.0, "d": 900.0})
     evidence = SimpleNamespace(

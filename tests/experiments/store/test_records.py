@@ -1,5 +1,6 @@
 """Records: merging, thinning, tidy tables and what a partial study gives."""
 
+import copy
 import json
 
 import pandas as pd
@@ -14,7 +15,7 @@ from experiments.store.collect import (
     records_table,
     write_tables,
 )
-from experiments.store.io import read_jsonl, write_json
+from experiments.store.io import read_jsonl
 from experiments.store.record import final_loss, make_record, read_record, thin_curve
 from experiments.store.scores import average
 from tests.experiments.analysis import synthetic
@@ -37,8 +38,7 @@ def test_thinning_keeps_first_and_last_rows_of_each_kind_and_the_bound():
 
 
 def test_final_loss_is_the_mean_of_the_last_tenth():
-    rows = [{"kind": "train", "loss": float(loss)} for loss in range(20)]
-    assert final_loss(rows) == 18.5
+    assert final_loss([{"kind": "train", "loss": float(loss)} for loss in range(20)]) == 18.5
     assert final_loss([]) is None
 
 
@@ -78,56 +78,44 @@ def test_the_pass_over_more_of_the_split_goes_first(made):
 
 
 def test_mean_accuracy_adds_variances():
-    rows = [
-        {"value": 0.4, "stderr": 0.03, "chance": 0.5, "num_items": 10},
-        {"value": 0.6, "stderr": 0.04, "chance": 0.25, "num_items": 20},
-    ]
-    mean = average(rows)
+    mean = average([scored("a", 0.4, 0.5, stderr=0.03), scored("b", 0.6, stderr=0.04)])
     assert mean["value"] == pytest.approx(0.5)
     assert mean["stderr"] == pytest.approx(0.025)
     assert mean["chance"] == pytest.approx(0.375)
 
 
+def scored(task, value, chance=0.25, **own):
+    row = {"task": task, "value": value, "chance": chance, "metric": "acc", "stderr": 0.1}
+    return row | {"num_items": 10, "higher_is_better": True, "truncated_fraction": 0.0} | own
+
+
+def rows_of(record, scores):
+    """The tidy rows of a record with these scores, by metric."""
+    changed = record | {"evaluation": record["evaluation"] | {"scores": scores}}
+    return pd.DataFrame(record_rows(changed, "")).set_index("metric")
+
+
 def test_a_group_of_tasks_counts_once(made):
-    record = json.loads(json.dumps(made[0]))
-    shared = {"metric": "acc", "stderr": 0.1, "num_items": 10, "higher_is_better": True}
-    record["evaluation"]["scores"] = [
-        {"task": "blimp_a", "value": 0.1, "chance": 0.5, **shared},
-        {"task": "blimp_b", "value": 0.3, "chance": 0.5, **shared},
-        {"task": "blimp", "value": 0.2, "chance": 0.5, **shared},
-        {"task": "arc_easy", "value": 0.4, "chance": 0.25, **shared},
-        {"task": "lambada", "value": 0.9, "chance": None, **shared},
-    ]
-    rows = pd.DataFrame(record_rows(record, "")).set_index("metric")
+    pairs = [scored("blimp_a", 0.1, 0.5), scored("blimp_b", 0.3, 0.5), scored("blimp", 0.2, 0.5)]
+    rows = rows_of(made[0], [*pairs, scored("arc_easy", 0.4), scored("lambada", 0.9, None)])
     assert rows.loc["accuracy_mean", "value"] == pytest.approx(0.3)
     assert rows.loc["accuracy_mean", "chance"] == pytest.approx(0.375)
 
 
 def test_the_leaderboard_has_a_mean_of_its_own(made):
-    record = json.loads(json.dumps(made[0]))
-    shared = {"stderr": 0.1, "num_items": 10, "chance": 0.25, "higher_is_better": True}
-    shared["truncated_fraction"] = 0.0
-    cut = shared | {"truncated_fraction": 1.0}
     scores = [
-        {"task": "arc_challenge", "metric": "acc", "value": 0.9, **shared},
-        {"task": "arc_challenge", "metric": "acc_norm", "value": 0.1, **cut},
-        {"task": "hellaswag", "metric": "acc_norm", "value": 0.2, **cut},
-        {"task": "mmlu_law", "metric": "acc", "value": 0.9, **shared},
-        {"task": "mmlu", "metric": "acc", "value": 0.3, **shared},
-        {"task": "truthfulqa_mc2", "metric": "acc", "value": 0.4, **shared},
-        {"task": "winogrande", "metric": "acc", "value": 0.5, **shared},
-        {"task": "blimp", "metric": "acc", "value": 0.7, **shared},
-    ]
-    record["evaluation"]["scores"] = scores
-    rows = pd.DataFrame(record_rows(record, "")).set_index("metric")
+        scored("arc_challenge", 0.9),
+        scored("arc_challenge", 0.1, metric="acc_norm", truncated_fraction=1.0),
+        scored("hellaswag", 0.2, metric="acc_norm", truncated_fraction=1.0),
+        scored("mmlu_law", 0.9), scored("mmlu", 0.3), scored("truthfulqa_mc2", 0.4),
+        scored("winogrande", 0.5), scored("blimp", 0.7),
+    ]  # fmt: skip
+    rows = rows_of(made[0], scores)
     assert rows.loc["leaderboard_mean", "value"] == pytest.approx(0.3)
     assert rows.loc["leaderboard_mean", "truncated_fraction"] == pytest.approx(0.4)
     assert rows.loc["accuracy_mean", "value"] == pytest.approx(0.7)
     assert rows.loc["accuracy_mean", "truncated_fraction"] == 0.0
-
-    record["evaluation"]["scores"] = scores[:-2]
-    rows = pd.DataFrame(record_rows(record, ""))
-    assert "leaderboard_mean" not in set(rows["metric"])
+    assert "leaderboard_mean" not in rows_of(made[0], scores[:-2]).index
 
 
 def test_a_table_of_an_older_version_is_one_sentence(made, tmp_path):
@@ -138,7 +126,7 @@ def test_a_table_of_an_older_version_is_one_sentence(made, tmp_path):
 
 
 def test_facts_come_from_the_spec_and_not_from_the_id(made):
-    record = json.loads(json.dumps(made[-1]))
+    record = copy.deepcopy(made[-1])
     assert record["spec"]["sparsity"]["algorithm"] == "gmp"
     record["run"] = record["spec"]["id"] = "gpt-s2__static-s0.99__seed7"
     record["spec"] |= {"final_sparsity": 0.875, "method": "mine"}
@@ -150,7 +138,7 @@ def test_facts_come_from_the_spec_and_not_from_the_id(made):
 
 
 def test_every_number_that_a_task_returns_reaches_the_tables(made):
-    record = json.loads(json.dumps(made[0]))
+    record = copy.deepcopy(made[0])
     last = [row for row in record["curve"] if row["kind"] == "validation"][-1]
     last |= {"bits_per_byte": 1.25, "perplexity": 9.0, "failed": None}
     table = records_table([record], synthetic.study(made))
@@ -167,7 +155,7 @@ def test_a_task_of_ones_own_has_its_unit_and_its_metrics(made, monkeypatch):
     task = tasks.lm.Task
     monkeypatch.setattr(task, "unit", "sentences")
     monkeypatch.setattr(task, "metrics", {"bleu": True})
-    record = json.loads(json.dumps(made[0]))
+    record = copy.deepcopy(made[0])
     for row in record["curve"]:
         row["sentences"] = row.pop("tokens") // 10
         if row["kind"] == "validation":
@@ -178,22 +166,15 @@ def test_a_task_of_ones_own_has_its_unit_and_its_metrics(made, monkeypatch):
     assert curves["sentences"].max() == 6144 and "tokens" not in curves
 
 
-@pytest.mark.parametrize("content", ["", '{"run": "a", "spe', '{"run": "a"}'])
-def test_garbage_is_one_sentence_that_names_the_file(content, tmp_path):
-    path = tmp_path / "r.json"
-    path.write_text(content)
-    with pytest.raises(ValueError, match="r.json") as caught:
-        read_record(path)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_record_with_a_key_of_the_wrong_type_is_one_sentence(made, tmp_path):
+def test_garbage_or_a_key_of_the_wrong_type_is_one_sentence(made, tmp_path):
+    damages = ["", '{"run": "a", "spe', '{"run": "a"}']
     for key in ("spec", "flops", "curve", "layers", "data", "versions", "num_threads"):
-        damaged = made[0] | {key: "garbage"}
-        write_json(tmp_path / "r.json", damaged)
-        with pytest.raises(ValueError, match=f"r.json is no record: {key}") as caught:
-            read_record(tmp_path / "r.json")
+        damages.append(json.dumps(made[0] | {key: "garbage"}))
         with pytest.raises(ValueError, match=f"is no record: {key}"):
-            write_tables([damaged], synthetic.study(made), tmp_path / "out")
+            write_tables([made[0] | {key: "garbage"}], synthetic.study(made), tmp_path / "out")
+    for content in damages:
+        (tmp_path / "r.json").write_text(content)
+        with pytest.raises(ValueError, match="r.json") as caught:
+            read_record(tmp_path / "r.json")
         assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()

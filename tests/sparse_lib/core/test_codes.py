@@ -24,8 +24,8 @@ def encoded(values, scale):
 class Momentum8bit(torch.optim.Optimizer):
     """Momentum in bitsandbytes' layout: codes in ``state1``, their table in ``qmap1``."""
 
-    def __init__(self, params, known=True):
-        super().__init__(params, {"lr": 0.1})
+    def __init__(self, params, lr, known=True):
+        super().__init__(params, {"lr": lr})
         self.known = known
 
     def momentum(self, param):
@@ -61,32 +61,35 @@ class Coded(torch.Tensor):
         raise NotImplementedError(func)  # as torchao's for what it does not know
 
 
-def trained(optimizer_class, steps=6, **options):
+def trained(optimizer_class, steps=6, size=(16, 16), sparsity=0.75, **options):
+    """Model and optimizer after some steps with SET, and the weights that the last one grew."""
     torch.manual_seed(0)
-    model = nn.Linear(16, 16, bias=False)
-    optimizer = optimizer_class(model.parameters(), **options)
-    sparsity = sl.configure({"algorithm": "set", "sparsity": 0.75, "update": 2, "seed": 0})
-    sparsity.apply(model)
-    sparsity.apply(optimizer)
+    model = nn.Linear(*size, bias=False)
+    optimizer = driven(sl.SET(sparsity, update=2, seed=0), model, optimizer_class, **options)
     for _ in range(steps):
         before = model.weight_mask.clone()
-        optimizer.zero_grad()
-        model(torch.randn(8, 16)).square().mean().backward()
-        optimizer.step()
+        fit(model, optimizer, [torch.randn(8, size[0])])
     return model, optimizer, model.weight_mask & ~before
 
 
-def test_grown_weights_begin_without_momentum():
+def holding(states):
+    """Makes an SGD that holds the states that a function gives for the weight's shape."""
+
+    def make(params, lr):
+        optimizer = torch.optim.SGD(params, lr)
+        (param,) = optimizer.param_groups[0]["params"]
+        optimizer.state[param].update(states(param.shape))
+        return optimizer
+
+    return make
+
+
+def test_grown_weights_begin_without_momentum_and_absent_ones_stay_zero_once_dense():
     model, optimizer, grown = trained(Momentum8bit)
-    momentum = optimizer.momentum(model.weight)
+    momentum, absent = optimizer.momentum(model.weight), ~model.weight_mask
     assert int(grown.sum()) > 0
-    assert not momentum[grown].any() and not momentum[~model.weight_mask].any()
+    assert not momentum[grown].any() and not momentum[absent].any()
     assert momentum[model.weight_mask & ~grown].any()
-
-
-def test_weights_stay_at_zero_when_the_model_is_made_dense():
-    model, optimizer, _ = trained(Momentum8bit)
-    absent = ~model.weight_mask
     sl.densify(model)
     model.weight.grad = torch.zeros_like(model.weight)
     optimizer.step()
@@ -94,14 +97,11 @@ def test_weights_stay_at_zero_when_the_model_is_made_dense():
 
 
 def test_codes_of_a_tensor_class_are_masked():
-    def make(params):
-        optimizer = torch.optim.SGD(params, 0.1)
-        (param,) = optimizer.param_groups[0]["params"]
-        codes = torch.randint(0, 256, param.shape, dtype=torch.uint8)
-        optimizer.state[param]["exp_avg"] = Coded(codes, torch.ones(1), TABLE.clone())
-        return optimizer
+    def states(shape):
+        codes = torch.randint(0, 256, shape, dtype=torch.uint8)
+        return {"exp_avg": Coded(codes, torch.ones(1), TABLE.clone())}
 
-    model, optimizer, _ = trained(make, steps=2)
+    model, optimizer, _ = trained(holding(states), steps=2)
     codes = optimizer.state[model.weight]["exp_avg"].codes
     assert set(codes[~model.weight_mask].tolist()) == {127}
     assert len(set(codes[model.weight_mask].tolist())) > 10
@@ -109,15 +109,11 @@ def test_codes_of_a_tensor_class_are_masked():
 
 @pytest.mark.parametrize("coded", [True, False])
 def test_each_of_stacked_states_is_masked(coded):
-    def make(params):
-        optimizer = torch.optim.SGD(params, 0.1)
-        (param,) = optimizer.param_groups[0]["params"]
-        stack = torch.randint(0, 256, (2, *param.shape), dtype=torch.uint8)
-        state = {"state1": stack, "qmap1": TABLE.clone()} if coded else {"state1": stack + 0.5}
-        optimizer.state[param].update(state)
-        return optimizer
+    def states(shape):
+        stack = torch.randint(0, 256, (2, *shape), dtype=torch.uint8)
+        return {"state1": stack, "qmap1": TABLE.clone()} if coded else {"state1": stack + 0.5}
 
-    model, optimizer, _ = trained(make, steps=2)
+    model, optimizer, _ = trained(holding(states), steps=2)
     stack, absent = optimizer.state[model.weight]["state1"], ~model.weight_mask
     assert set(stack[:, absent].flatten().tolist()) == {127 if coded else 0}
     assert all(len(set(plane[~absent].tolist())) > 10 for plane in stack)
@@ -131,20 +127,17 @@ def test_codes_without_a_table_are_left_alone_and_told():
 
 
 def test_choices_of_an_optimizer_and_codes_of_unknown_meaning_are_left_alone():
-    def make(params):
-        optimizer = torch.optim.SGD(params, 0.1)
-        (param,) = optimizer.param_groups[0]["params"]
-        codes = torch.full(param.shape, 3, dtype=torch.uint8)
-        optimizer.state[param] |= {"mask": codes.bool(), "exp_avg::quantized": codes}
-        return optimizer
+    def states(shape):
+        codes = torch.full(shape, 3, dtype=torch.uint8)
+        return {"mask": codes.bool(), "exp_avg::quantized": codes}
 
     with pytest.warns(UserWarning, match="SGD keeps 'exp_avg::quantized' as Tensor of torch.uint8"):
-        model, optimizer, _ = trained(make, steps=2)
+        model, optimizer, _ = trained(holding(states), steps=2)
     state = optimizer.state[model.weight]
     assert state["mask"].all() and bool((state["exp_avg::quantized"] == 3).all())
 
 
-class RMSpropTF(torch.optim.Optimizer):
+class RMSpropTF(torch.optim.SGD):
     """As timm's: mean squares begin at 1."""
 
     @torch.no_grad()
@@ -158,13 +151,13 @@ class RMSpropTF(torch.optim.Optimizer):
 @pytest.mark.parametrize(
     ("make", "options", "first"),
     [
-        (torch.optim.Rprop, {"lr": 0.1}, lambda g: 0.1 * g.sign()),
+        (torch.optim.Rprop, {}, lambda g: 0.1 * g.sign()),
         (
             torch.optim.Adagrad,
-            {"lr": 0.1, "initial_accumulator_value": 0.5, "eps": 0.0},
+            {"initial_accumulator_value": 0.5, "eps": 0.0},
             lambda g: 0.1 * g / (0.5 + g.square()).sqrt(),
         ),
-        (RMSpropTF, {"defaults": {}}, lambda g: 0.1 * g / (0.9 + 0.1 * g.square()).sqrt()),
+        (RMSpropTF, {}, lambda g: 0.1 * g / (0.9 + 0.1 * g.square()).sqrt()),
     ],
 )
 def test_grown_weights_take_the_first_step_of_new_ones(make, options, first):
@@ -196,7 +189,7 @@ def checkerboard(p, sparsity, **_):
 
 
 def test_states_in_dicts_are_masked():
-    class AggMo(torch.optim.Optimizer):
+    class AggMo(torch.optim.SGD):
         """A momentum for each of several factors (Lucas et al. 2019)."""
 
         @torch.no_grad()
@@ -206,7 +199,7 @@ def test_states_in_dicts_are_masked():
                 for factor, momentum in self.state[param].setdefault("momentum", new).items():
                     param.sub_(0.1 * momentum.mul_(factor).add_(param.grad))
 
-    model, optimizer, grown = trained(AggMo, defaults={})
+    model, optimizer, grown = trained(AggMo)
     momentum = optimizer.state[model.weight]["momentum"][0.9]
     assert int(grown.sum()) > 0 and not momentum[grown | ~model.weight_mask].any()
     assert momentum[model.weight_mask & ~grown].any()
@@ -217,7 +210,7 @@ def test_states_of_optimizers_inside_another_are_masked(listed):
     class Parts(torch.optim.Optimizer):
         """Each optimizer steps a part of the parameters, as on a rank of ZeRO."""
 
-        def __init__(self, params):
+        def __init__(self, params, lr):
             super().__init__(params, {})
             weight, bias = self.param_groups[0]["params"]
             parts = [torch.optim.SGD([p], 0.1, momentum=0.9) for p in (weight, bias)]
@@ -229,11 +222,8 @@ def test_states_of_optimizers_inside_another_are_masked(listed):
                 step()
 
     torch.manual_seed(0)
-    model = nn.Linear(16, 16)
-    optimizer = Parts(model.parameters())
-    sparsity = sl.Group({"weight": sl.SET(0.75, update=2, seed=0)})
-    sparsity.apply(model)
-    sparsity.apply(optimizer)
+    model, sparsity = nn.Linear(16, 16), sl.Group({"weight": sl.SET(0.75, update=2, seed=0)})
+    optimizer = driven(sparsity, model, Parts)
     fit(model, optimizer, (torch.randn(8, 16) for _ in range(4)))
     inner = optimizer.parts[0] if listed else optimizer.first
     momentum = inner.state[model.weight]["momentum_buffer"]
@@ -293,10 +283,7 @@ def test_states_in_a_basis_of_the_optimizer_are_left_alone_and_told(nested):
             super().step(closure)
 
     with pytest.warns(UserWarning, match="Soap keeps '(0.)?exp_avg_sq' in a basis of its own"):
-        torch.manual_seed(0)
-        model = nn.Linear(8, 4, bias=False)
-        optimizer = driven(sl.SET(0.5, update=2, seed=0), model, Soap)
-        fit(model, optimizer, (torch.randn(8, 8) for _ in range(3)))
+        model, optimizer, _ = trained(Soap, 3, (8, 4), 0.5)
     state = optimizer.state[model.weight]
     assert (state[0] if nested else state)["exp_avg_sq"].all()
     assert not model.weight[~model.weight_mask].any()
@@ -323,10 +310,7 @@ def test_values_of_weights_in_another_shape_are_told_and_sums_are_not(make, told
 
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        torch.manual_seed(0)
-        model = nn.Linear(*sizes, bias=False)
-        optimizer = driven(sl.SET(0.5, update=2, seed=0), model, Own)
-        fit(model, optimizer, (torch.randn(8, 8) for _ in range(3)))
+        model, optimizer, _ = trained(Own, 3, sizes, 0.5)
     found = [str(warning.message) for warning in seen if "cannot be masked" in str(warning.message)]
     assert len(found) == bool(told) and all(re.search(f"Own keeps {told},", text) for text in found)
     for gradient in optimizer.state[model.weight].get("past", ()):

@@ -72,6 +72,7 @@ def test_layers_equal_masked_dense(name, sparsity):
     reference = copy.deepcopy(layer)
     expected = step(reference, source)
     expected[2] = expected[2] * layer.weight_mask
+    layer.weight.data[~layer.weight_mask] = torch.nan  # it never leaks
     for options in ({"name": "skip", "strict": True}, {"name": "dense"}):
         result = step(compile(layer, backend(crossover=0.0, **options)), source)
         for value, truth in zip(result, expected, strict=True):
@@ -128,16 +129,6 @@ def test_bfloat16_counts_as_fast_as_the_processor_makes_it():
     assert not worth_skipping(512, 512, 0.5, half=True, multiplies_half=True, costs=costs)
 
 
-def test_masked_nan_never_leaks():
-    layer = nn.Linear(8, 8)
-    add_mask(layer, 0.5)
-    layer.weight.data[~layer.weight_mask] = torch.nan
-    for name in ("skip", "dense"):
-        assert all(
-            value.isfinite().all() for value in step(compile(layer, always(name)), torch.ones(2, 8))
-        )
-
-
 @pytest.mark.parametrize(
     ("lanes", "processor", "level"),
     [
@@ -169,10 +160,7 @@ def masked_model():
 
 
 def save_and_load_script(script):
-    file = io.BytesIO()
-    torch.jit.save(script, file)
-    file.seek(0)
-    return torch.jit.load(file)
+    return torch.jit.load(io.BytesIO(script.save_to_buffer()))
 
 
 TRACES = {
