@@ -12,7 +12,7 @@ from torch.nn.utils import prune
 import sparse_lib as sl
 from sparse_lib import checkpoint
 from sparse_lib.masks.makers import make_mask_topk_sparsity
-from tests.sparse_lib.algorithm_cases import driven, fit
+from tests.sparse_lib.algorithm_cases import driven, fit, same
 
 INPUTS = (torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8),)
 
@@ -36,12 +36,17 @@ def masked_network() -> nn.Sequential:
 
 def test_finalize_leaves_the_dense_model():
     model, dense = masked_network(), network()
+    sl.Group({"[04].weight": sl.Static(0.1)}).apply(model)  # keeps the masks
     expected, masks = model(*INPUTS), checkpoint.masks_of(model)
     assert list(masks) == ["0.weight", "4.weight"] and checkpoint.is_sparse(model)
     assert checkpoint.finalize(model).keys() == masks.keys()
     assert torch.equal(model(*INPUTS), expected)
     assert model.state_dict().keys() == dense.state_dict().keys()
     assert not checkpoint.is_sparse(model) and checkpoint.finalize(model) == {}
+    assert not model[0]._forward_pre_hooks and not model[0]._load_state_dict_post_hooks
+    assert vars(model[0]).keys() == vars(dense[0]).keys()
+    sl.Static(0.9).apply(model)
+    assert int(model[0].weight_mask.sum()) == 11
 
 
 @pytest.mark.parametrize("grouped", [False, True])
@@ -62,8 +67,7 @@ def test_a_densified_run_is_a_dense_run_from_the_same_point(grouped):
     assert algorithm.num_sparse_params == 0 and not optimizer._optimizer_step_post_hooks
     go(model, optimizer)  # one call, and the optimizer is kept
     go(dense, dense_optimizer)
-    assert model.state_dict().keys() == dense.state_dict().keys()
-    assert all(torch.equal(t, dense.state_dict()[n]) for n, t in model.state_dict().items())
+    assert same({**model.state_dict()}, {**dense.state_dict()})
     assert int(model[4].weight.count_nonzero()) > 720 and int(model[0].weight.count_nonzero()) > 54
 
 
@@ -107,16 +111,6 @@ def test_tied_and_wrapped_models_go_out_and_come_back(make, layout, wrap, tmp_pa
     checkpoint.load_checkpoint(target, state)
     assert torch.equal(target(inputs), model(inputs))
     assert make is own_module or target[1].weight is target[0].weight
-
-
-def test_a_bitmask_by_hand():
-    model = nn.Linear(3, 2, bias=False)
-    model.weight.data = torch.tensor([[1.0, 0, 2], [0, 0, 0]])
-    model.register_buffer("weight_mask", torch.tensor([[True, False, True], [False, True, False]]))
-    state = checkpoint.export_bitmask(model)
-    assert state["weight.bitmask"].tolist() == [1 + 4 + 16]
-    assert state["weight.compressed"].tolist() == [1, 2, 0]  # present, though zero
-    assert state["weight.shape"].tolist() == [2, 3]
 
 
 @pytest.mark.parametrize(
@@ -221,15 +215,13 @@ def test_import_of_repeated_and_structured_pruning():
     assert checkpoint.import_torch_prune(model) and not prune.is_pruned(model)
     assert model[4].weight is original and checkpoint.import_torch_prune(model) == {}
     checkpoint.finalize(model)  # the same as torch's own remove
-    assert model.state_dict().keys() == truth.state_dict().keys()
-    assert all(torch.equal(model.state_dict()[n], t) for n, t in truth.state_dict().items())
+    assert same({**model.state_dict()}, {**truth.state_dict()})
 
 
 @pytest.mark.parametrize("suffix", ["", "_mask"])
 def test_masks_alone_are_put_on_a_model_by_name(suffix):
-    masks = checkpoint.masks_of(masked_network())
-    model = network()
-    dense = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    masks, model = checkpoint.masks_of(masked_network()), network()
+    dense = copy.deepcopy(model.state_dict())
     given = {f"{name}{suffix}": mask.float() for name, mask in masks.items()}
     assert checkpoint.load_masks(nn.DataParallel(model), given).keys() == masks.keys()
     for name, mask in masks.items():
@@ -254,12 +246,9 @@ def test_each_layout_holds_the_same_weights_and_leaves_the_model_alone(layout, t
     before = copy.deepcopy(model.state_dict())
     path = checkpoint.export_safetensors(model, tmp_path / "model.safetensors", layout=layout)
     weights, masks = checkpoint.read_safetensors(path)
-    assert weights.keys() == network().state_dict().keys()
-    assert all(torch.equal(weights[name], before[name]) for name in weights)
-    expected = {} if layout == "dense" else checkpoint.masks_of(model)
-    assert masks.keys() == expected.keys()
-    assert all(torch.equal(masks[name], mask) for name, mask in expected.items())
-    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+    assert same(weights, {name: before[name] for name in network().state_dict()})
+    assert same(masks, {} if layout == "dense" else checkpoint.masks_of(model))
+    assert same({**before}, {**model.state_dict()})
 
 
 def test_finalize_selects_where_a_product_would_spread_nan_and_tells_of_what_it_drops():

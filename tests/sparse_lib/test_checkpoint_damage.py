@@ -5,12 +5,13 @@ import random
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.utils import prune
 
 import sparse_lib as sl
 from sparse_lib.checkpoint import check_agrees, export_safetensors, read_safetensors, split_state
+from tests.sparse_lib.algorithm_cases import same
 
 LAYOUTS = ("dense", "masks", "nan", "bitmask")
 
@@ -46,9 +47,7 @@ def test_a_cut_or_flipped_export_is_refused_or_unharmed(layout, tmp_path):
             assert str(path) in str(error)
             refused += 1
         else:
-            assert again.keys() == weights.keys() and masks_again.keys() == masks.keys()
-            assert all(torch.equal(again[name], weights[name]) for name in weights)
-            assert all(torch.equal(masks_again[name], masks[name]) for name in masks)
+            assert same(again, weights) and same(masks_again, masks)
     assert refused > 100
 
 
@@ -65,13 +64,22 @@ def bit_file(folder, **changes):
     return path
 
 
-def test_a_bitmask_file_by_hand_is_read(tmp_path):
-    weights, masks = read_safetensors(bit_file(tmp_path))
-    assert weights["w"].tolist() == [[1, 0, 2], [0, 3, 0]]
+@pytest.mark.parametrize("values", [(1.0, 2.0, 3.0), (1.0, math.nan, 0.0)])  # present, though zero
+def test_a_bitmask_by_hand_is_read_and_written(values, tmp_path):
+    path = bit_file(tmp_path, compressed=torch.tensor(values))
+    weights, masks = read_safetensors(path)
+    expected = torch.tensor([[values[0], 0, values[1]], [0, values[2], 0]])
+    torch.testing.assert_close(weights["w"], expected, equal_nan=True)
     assert masks["w"].tolist() == [[True, False, True], [False, True, False]]
-    values = torch.tensor([1.0, math.nan, 3.0])
-    weights, masks = read_safetensors(bit_file(tmp_path, compressed=values))
-    assert weights["w"].isnan().tolist() == [[False, False, True], [False, False, False]]
+    model = nn.Linear(3, 2, bias=False)
+    model.weight.data = expected
+    model.register_buffer("weight_mask", masks["w"])
+    state = sl.checkpoint.export_bitmask(model)
+    for name, tensor in load_file(path).items():
+        own = state[name.replace("w.", "weight.")]
+        assert own.dtype is tensor.dtype and own.tolist() == pytest.approx(
+            tensor.tolist(), nan_ok=True
+        )
 
 
 @pytest.mark.parametrize("two_of_four", [False, True])
@@ -153,11 +161,7 @@ def test_states_that_are_none_are_named_and_change_nothing(state, words):
     with pytest.raises(ValueError, match=words):
         sl.load_checkpoint(model, state)
     assert torch.equal(model.weight, before) and not dict(model.named_buffers())
-
-
-def test_a_pruning_mask_that_scales_is_refused():
-    model = nn.Linear(2, 2)
-    prune.custom_from_mask(model, "weight", torch.full((2, 2), 0.5))
+    prune.custom_from_mask(model, "weight", WEIGHT * 0.5)
     with pytest.raises(ValueError, match="the mask of 'weight' has values besides 0 and 1"):
         sl.checkpoint.import_torch_prune(model)
     assert hasattr(model, "weight_orig") and model._forward_pre_hooks

@@ -27,7 +27,7 @@ def test_fans_follow_the_storage_order_of_each_kind(layout, shape, expected):
     assert fans(shape, layout) == expected
 
 
-def test_gpt2_conv1d_is_transposed_and_the_head_tied():
+def test_roles_of_gpt2_and_resnet():
     layers = {layer.weight_name: layer for layer in describe(gpt2())}
     c_fc = layers["transformer.h.0.mlp.c_fc.weight"]
     assert (c_fc.kind, c_fc.transposed, c_fc.fan_in, c_fc.fan_out) == ("conv1d", True, 8, 32)
@@ -35,23 +35,17 @@ def test_gpt2_conv1d_is_transposed_and_the_head_tied():
     assert (head.role, head.tied_to) == ("head", "transformer.wte.weight")
     assert layers["transformer.wte.weight"].role == "embedding"
 
-
-def test_resnet_roles():
     roles = {layer.weight_name: layer.role for layer in describe(resnet())}
     assert roles["resnet.embedder.embedder.convolution.weight"] == "stem"
     assert roles["classifier.1.weight"] == "head"
     assert roles["resnet.encoder.stages.1.layers.0.shortcut.convolution.weight"] == "block"
 
 
-@pytest.mark.parametrize(
-    ("build", "num_sparse"), [(gpt2, 4), (llama, 7), (resnet, 6)], ids=["gpt2", "llama", "resnet"]
-)
-def test_default_filter_takes_blocks_only_with_or_without_the_model(build, num_sparse):
-    model = build()
-    by_name = [n for n, p in model.named_parameters() if default_filter(n, p)]
-    by_model = [n for n, p in model.named_parameters() if default_filter(n, p, model)]
-    assert by_name == by_model
-    assert len(by_name) == num_sparse
+def test_default_filter_takes_blocks_only_with_or_without_the_model():
+    for build, num_sparse in ((gpt2, 4), (llama, 7), (resnet, 6)):
+        model = build()
+        by_name = {n for n, p in model.named_parameters() if default_filter(n, p)}
+        assert by_name == filtered(model) and len(by_name) == num_sparse
 
 
 DENSE = (
@@ -74,16 +68,21 @@ def test_default_filter_goes_by_name_without_the_model(names):
 )
 def test_a_layer_called_fc_is_a_head_only_where_it_is_the_last(names, sparse):
     model = nn.ModuleDict({name: nn.Linear(4, 4) for name in names})
-    chosen = {n for n, param in model.named_parameters() if default_filter(n, param, model)}
     by_role = {layer.name for layer in describe(model) if layer.role == "block"}
-    assert {name.split(".")[0] for name in chosen} == by_role == sparse
+    assert {name.split(".")[0] for name in filtered(model)} == by_role == sparse
 
 
-def test_default_filter_sees_tied_weights_whatever_their_name():
+def filtered(model):
+    return {n for n, param in model.named_parameters() if default_filter(n, param, model)}
+
+
+def test_default_filter_sees_tied_and_reparametrized_weights_whatever_their_name():
     model = nn.ModuleDict({"project": nn.Linear(4, 9, bias=False), "symbols": nn.Embedding(9, 4)})
     weight = model["symbols"].weight = model["project"].weight
-    assert default_filter("project.weight", weight)
-    assert not default_filter("project.weight", weight, model)
+    assert default_filter("project.weight", weight) and filtered(model) == set()
+    for norm in (parametrizations.weight_norm, parametrizations.spectral_norm):
+        parts = {"symbols": norm(nn.Embedding(9, 4)), "fc": norm(nn.Linear(4, 3))}
+        assert filtered(nn.ModuleDict(parts)) == set()
 
 
 NORMED = {
@@ -131,13 +130,6 @@ def test_a_gain_of_kernel_positions_in_a_grouped_convolution_is_dense():
     assert (direction.fan_in, direction.role, direction.dense_reason) == (4 * 4, "block", None)
 
 
-@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
-def test_default_filter_knows_whose_weight_is_reparametrized(norm):
-    model = nn.ModuleDict({"symbols": norm(nn.Embedding(9, 4)), "fc": norm(nn.Linear(4, 3))})
-    chosen = [n for n, p in model.named_parameters() if default_filter(n, p, model)]
-    assert chosen == []
-
-
 def test_only_weights_of_linear_kind_are_sparse_by_default():
     class Mixer(nn.Module):  # a state-space mixer as of Mamba, and experts in one tensor
         def __init__(self):
@@ -150,7 +142,5 @@ def test_only_weights_of_linear_kind_are_sparse_by_default():
             self.in_proj = nn.Linear(4, 8)
             self.attention = nn.MultiheadAttention(4, 2)
 
-    model = Mixer()
-    chosen = {n for n, param in model.named_parameters() if default_filter(n, param, model)}
     attention = {"attention.in_proj_weight", "attention.out_proj.weight"}
-    assert chosen == {"gate_up_proj", "w1", "in_proj.weight", *attention}
+    assert filtered(Mixer()) == {"gate_up_proj", "w1", "in_proj.weight", *attention}

@@ -24,23 +24,21 @@ GRADIENT = torch.tensor([[5.0, 9.0, 8.0, -7.0, 0.0, 0.0, 6.0, math.nan]])
 
 
 def one_update(algorithm, lr=0.0):
+    """A row after an update, and the places of its mask."""
     model = row(*WEIGHTS)
     optimizer = driven(algorithm, model, lr=lr)
     model.weight.grad = GRADIENT.clone()
     optimizer.step()
-    return model
-
-
-def mask(*positions):
-    return torch.tensor([[i in positions for i in range(8)]])
+    return model, model.weight_mask.nonzero()[:, 1].tolist()
 
 
 @pytest.mark.parametrize("skips", [False, True])
 def test_rigl_drops_the_smallest_and_grows_by_dense_gradient(skips):
     """Where the weight update of such a step is skipped, as in the paper, no rate matters."""
     options = {"update": 1, "drop_fraction": 0.5, "init_method": "from_zeros"}
-    model = one_update(sl.RigL(0.5, skip_update_on_mask_steps=skips, **options), lr=float(skips))
-    assert torch.equal(model.weight_mask, mask(1, 5, 2, 3))  # 2 was dropped and regrew; NaN never
+    algorithm = sl.RigL(0.5, skip_update_on_mask_steps=skips, **options)
+    model, places = one_update(algorithm, lr=float(skips))
+    assert places == [1, 2, 3, 5]  # 2 was dropped and regrew; NaN never
     assert model.weight.tolist() == [[0, 3, -1, 0, 0, -4, 0, 0]]
     assert model.weight.grad is not None
 
@@ -52,7 +50,9 @@ def test_rigl_drops_the_smallest_and_grows_by_dense_gradient(skips):
 def test_grown_weights_start_where_asked(name, scale, value):
     options = {"grown_init": name, "grown_init_scale": scale}
     algorithm = sl.RigL(0.5, 1, "from_zeros", drop_fraction=0.5, **options)
-    assert one_update(algorithm).weight[0, 3] == value
+    assert one_update(algorithm)[0].weight[0, 3] == value
+    pruning = sl.GMP([0.5, 0.75], update=1, init_method="from_zeros")
+    assert one_update(pruning)[1] == [1, 5]  # the largest
 
 
 class Master(torch.optim.Optimizer):
@@ -108,11 +108,6 @@ def test_weights_drawn_anew_keep_the_spread_that_the_tensor_began_with(name):
     assert algorithm.state_dict()["first_spreads"]["weight"] == pytest.approx(0.5, rel=0.03)
 
 
-def test_gmp_keeps_the_largest():
-    model = one_update(sl.GMP([0.5, 0.75], update=1, init_method="from_zeros"))
-    assert torch.equal(model.weight_mask, mask(1, 5))
-
-
 @pytest.mark.parametrize(
     ("settings", "shape", "message"),
     [
@@ -144,18 +139,13 @@ def test_balanced_groups_hold_at_the_start_and_at_updates(key, dim, layer):
         assert not torch.equal(before, model.weight_mask)
 
 
-def test_granet_is_rigl_with_a_schedule():
+def test_granet_is_rigl_with_a_schedule_or_prunes_over_all_tensors_and_regrows_each():
     results = []
     for cls in (sl.RigL, sl.GraNet):
-        schedule = {"type": "linear", "init": 0.2, "slope": 0.05}
-        algorithm, model = cls(schedule, update=2, seed=1), make_model()
-        optimizer = driven(algorithm, model)
-        train(model, optimizer, 8)
+        schedule, model = {"type": "linear", "init": 0.2, "slope": 0.05}, make_model()
+        train(model, driven(cls(schedule, update=2, seed=1), model), 8)
         results.append(snapshot(model))
     assert_equal(*results)
-
-
-def test_global_granet_prunes_over_all_tensors_then_regrows_each():
     algorithm = sl.GraNet([0.0, 0.5], update=1, pruning="global", drop_fraction=0.5, seed=1)
     model = make_model()
     with torch.no_grad():

@@ -6,7 +6,7 @@ from torch import nn
 
 from sparse_lib.compat import cstorch
 from sparse_lib.configure import configure
-from tests.sparse_lib.algorithm_cases import assert_enforced, make_model
+from tests.sparse_lib.algorithm_cases import assert_enforced, fit, make_model
 
 
 class TwoLayers(nn.Module):
@@ -24,11 +24,8 @@ def sparsities(algorithm):
 
 
 def learn(model, optimizer, num_steps=3):
-    for step in range(num_steps):
-        generator = torch.Generator().manual_seed(step)
-        optimizer.zero_grad()
-        model(torch.randn(8, 25, generator=generator)).square().mean().backward()
-        optimizer.step()
+    seeds = map(torch.Generator().manual_seed, range(num_steps))
+    fit(model, optimizer, (torch.randn(8, 25, generator=seed) for seed in seeds))
 
 
 def trained(sparsity, num_steps):
@@ -133,10 +130,9 @@ def test_backends_by_name(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cstorch.backend("csx").torch_device.type == "cpu"
     assert repr(cstorch.backend("CPU", compile_dir=".")) == "Backend('CPU')"
-    with pytest.raises(ValueError, match="needs a CUDA device"):
-        cstorch.backend("GPU")
-    with pytest.raises(ValueError, match="'CPU', 'GPU' or 'CSX'"):
-        cstorch.backend("TPU")
+    for name, words in (("GPU", "needs a CUDA device"), ("TPU", "'CPU', 'GPU' or 'CSX'")):
+        with pytest.raises(ValueError, match=words):
+            cstorch.backend(name)
     with pytest.raises(TypeError, match="torch module"):
         cstorch.compile(lambda x: x, cstorch.backend())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -30,38 +30,6 @@ def test_a_layer_of_width_zero_is_left_out(name):
     assert all(not s.param[~s.mask].any() for s in algorithm.sparse_params.values())
 
 
-def test_a_function_keeps_its_own_default():
-    seen = []
-
-    def first(p, sparsity, keep=3):
-        seen.append(keep)
-        return p.flatten().argsort().argsort().view_as(p) < keep
-
-    model = sl.Static(0.5, init_method=first, score_shaper="2:4").apply(nn.Linear(4, 4, bias=False))
-    assert seen == [3] and int(model.weight_mask.sum()) == 3
-    algorithm = sl.Static(0.5, lambda p, s, k=1: p.abs() >= p.abs().flatten().topk(k).values[-1])
-    model = algorithm.apply(nn.Linear(4, 4, bias=False))
-    assert int(model.weight_mask.sum()) == 1
-
-
-def test_defaults_that_are_named_for_what_is_there_are_given():
-    seen = {}
-
-    def by_name(p, sparsity, generator=None, factor=2.0, score_shaper=None):
-        seen.update(generator=generator, factor=factor, shaper=score_shaper)
-        return torch.rand(p.shape, generator=generator) > sparsity
-
-    def by_place(p, sparsity, shaper, device):
-        seen.update(place=(shaper, device))
-        return torch.ones_like(p, dtype=torch.bool, device=device)
-
-    for function in (by_name, by_place):
-        sl.Static(0.5, init_method=function, score_shaper="2:4").apply(nn.Linear(4, 4, bias=False))
-    assert isinstance(seen["generator"], torch.Generator) and seen["factor"] == 2.0
-    assert seen["shaper"].n == seen["place"][0].n == 2
-    assert seen["place"][1] == torch.device("cpu")
-
-
 def pruned(sparsity=0.7):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64, bias=False), nn.ReLU(), nn.Linear(64, 32, bias=False))

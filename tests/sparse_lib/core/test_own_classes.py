@@ -24,29 +24,24 @@ def own(base, **methods):
     return type("Own", (base,), {"in_registry": False, **methods})
 
 
-def scores(self, p, mask, sparsity):
-    return p.abs()
-
-
 def by_row(self, p):
     return p.abs().sum(1) if p.dim() > 1 else p
 
 
+def masked_by(function):
+    return own(sl.DynamicSparsityAlgorithm, update_mask=lambda self, p, mask, s: function(p, mask))
+
+
+SHAPE = "the mask of 'weight' must be a tensor of shape (8, 12), not "
 WRONG = [
     (
-        own(sl.DynamicSparsityAlgorithm, update_mask=scores),
+        masked_by(lambda p, mask: p.abs()),
         "the mask of 'weight' must be bool, or hold 0 and 1 alone; it has other float32 values",
     ),
+    (masked_by(lambda p, mask: None), f"{SHAPE}NoneType"),
+    (masked_by(lambda p, mask: mask.view(-1)), f"{SHAPE}(96,)"),
     (
-        own(sl.DynamicSparsityAlgorithm, update_mask=lambda *_: None),
-        "the mask of 'weight' must be a tensor of shape (8, 12), not NoneType",
-    ),
-    (
-        own(sl.DynamicSparsityAlgorithm, update_mask=lambda self, p, mask, s: mask.view(-1)),
-        "the mask of 'weight' must be a tensor of shape (8, 12), not (96,)",
-    ),
-    (
-        own(sl.DynamicSparsityAlgorithm, update_mask=lambda self, p, mask, s: mask.fill_(True)),
+        masked_by(lambda p, mask: mask.fill_(True)),
         "Own.update_mask wrote to the mask of 'weight' that it was given; it must leave that",
     ),
     *(
@@ -67,10 +62,8 @@ def test_what_a_method_returns_is_checked(cls, said):
 
 
 def test_a_mask_of_zeros_and_ones_is_one():
-    def update_mask(self, p, mask, sparsity):
-        return sl.masks.make_mask_topk_sparsity(p.abs(), sparsity).to(p.dtype)
-
-    model = trained(own(sl.DynamicSparsityAlgorithm, update_mask=update_mask)(0.75, update=1))
+    largest = masked_by(lambda p, mask: sl.masks.make_mask_topk_sparsity(p.abs(), 0.75).to(p.dtype))
+    model = trained(largest(0.75, update=1))
     assert int(model.weight_mask.sum()) == 24 and model.weight_mask.dtype is torch.bool
 
 

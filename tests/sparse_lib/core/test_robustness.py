@@ -15,16 +15,11 @@ def trained(model, optimizer, steps, inputs=None):
     fit(model, optimizer, [inputs] * steps)
 
 
-def applied(model, algorithm):
-    optimizer = driven(algorithm, model)
-    return optimizer
-
-
 def test_an_average_of_weights_alone_is_not_cut_by_its_old_mask():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8, bias=False))
     algorithm = sl.SET(0.5, update=1, drop_fraction=0.3, seed=0)
-    optimizer = applied(model, algorithm)
+    optimizer = driven(algorithm, model)
     average = copy.deepcopy(model).requires_grad_(False)
     for _ in range(5):
         trained(model, optimizer, 1)
@@ -45,11 +40,8 @@ def test_functional_calls_leave_the_tensors_they_are_given():
     assert int(given["weight"].sum()) == 64 and torch.equal(out, torch.full((1, 8), 8.0))
     params, inputs = dict(model.named_parameters()), torch.randn(3, 8)
     loss = model(inputs).square().sum()
-    gradients = torch.autograd.grad(loss, list(params.values()), create_graph=True)
-    stepped = {
-        key: value - 0.1 * gradient
-        for (key, value), gradient in zip(params.items(), gradients, strict=True)
-    }
+    gradients = torch.autograd.grad(loss, [*params.values()], create_graph=True)
+    stepped = {key: params[key] - 0.1 * g for key, g in zip(params, gradients, strict=True)}
     torch.func.functional_call(model, stepped, (inputs,)).sum().backward()
     assert model.weight.grad is not None
 
@@ -57,7 +49,7 @@ def test_functional_calls_leave_the_tensors_they_are_given():
 def test_manual_updates_take_the_next_value_of_a_list():
     model = nn.Linear(16, 16, bias=False)
     algorithm = sl.GMP([0.125, 0.25, 0.5, 0.75], update=1, seed=0, init_method="topk")
-    optimizer = applied(model, algorithm)
+    optimizer = driven(algorithm, model)
     algorithm.autoupdate = False
     seen = []
     for _ in range(3):
@@ -95,20 +87,9 @@ def test_a_tied_weight_that_requires_dense_under_one_name_stays_dense():
     assert bool((model.head.weight != 0).all())
 
 
-def test_finalize_leaves_nothing_behind():
-    model = nn.Sequential(nn.Linear(8, 8))
-    fresh = copy.deepcopy(model)
-    sl.Static(0.5, seed=0).apply(model)
-    sl.finalize(model)
-    assert not model[0]._forward_pre_hooks and not model[0]._load_state_dict_post_hooks
-    assert vars(model[0]).keys() == vars(fresh[0]).keys()
-    sl.Static(0.5, seed=1).apply(model)
-    assert float((model[0].weight == 0).float().mean()) >= 0.5
-
-
 def test_another_optimizer_can_take_over():
     model, algorithm = nn.Linear(8, 8), sl.GMP(sl.schedules.Linear(0.0, 0.1), update=1, seed=0)
-    optimizer = applied(model, algorithm)
+    optimizer = driven(algorithm, model)
     trained(model, optimizer, 3)
     before = algorithm.state_dict()
     other = torch.optim.AdamW(model.parameters())
@@ -130,7 +111,7 @@ def test_another_optimizer_can_take_over():
 def test_surgery_after_apply():
     model = nn.Sequential(nn.Linear(8, 8))
     algorithm = sl.Static(0.5, seed=0)
-    optimizer = applied(model, algorithm)
+    optimizer = driven(algorithm, model)
     torch.nn.utils.parametrizations.weight_norm(model[0])
     model(torch.randn(2, 8)).sum().backward()
     with pytest.raises(RuntimeError, match="'0.weight' was taken out of its module"):

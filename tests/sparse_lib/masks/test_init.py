@@ -1,5 +1,6 @@
 """First masks: exact counts, seeds, and the signatures users write."""
 
+import functools
 import pickle
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sparse_lib as sl
 from sparse_lib.compat.rules import CSTORCH
 from sparse_lib.masks.counts import num_nonzero
 from sparse_lib.masks.init import INIT_METHODS, make_init_method
@@ -70,28 +72,37 @@ def test_snip_by_hand():
     assert make_init_method("snip")(param, 0.5).tolist() == [True, True, False, False]
 
 
-def test_users_functions():
-    param, shaper, private = weight(4, 4), OutputGroupScoreShaper(2), generator(0, "w", 0)
+SHAPER, CPU, PRIVATE = OutputGroupScoreShaper(2), torch.device("cpu"), generator(0, "weight", 0)
+
+
+@pytest.mark.parametrize(
+    ("function", "given"),
+    [
+        (lambda p, s: (p > 0, s), (0.5,)),
+        (lambda p, sparsity, score_shaper: ((p > 0).float(), score_shaper), (SHAPER,)),
+        (lambda p, s, shaper, device: ((p > 0).to(torch.uint8), shaper, device), (SHAPER, CPU)),
+        (lambda p, s, score_shaper, generator: (p > 0, generator), (PRIVATE,)),
+        (lambda p, s, keep=3: (p > 0, keep), (3,)),  # its own default, and those of what is there
+        (lambda p, s, generator=None, k=2.0, score_shaper=None: (p > 0, generator, k, score_shaper),
+         (PRIVATE, 2.0, SHAPER)),
+    ],
+)  # fmt: skip
+def test_a_users_function_gets_what_it_names(function, given):
     seen = []
 
-    def three(p, sparsity, score_shaper):
-        seen.append(score_shaper)
-        return p > 0
+    @functools.wraps(function)
+    def noted(*arguments, **named):
+        mask, *found = function(*arguments, **named)
+        seen.extend(found)
+        return mask
 
-    def typed(
-        p: torch.nn.Parameter, sparsity: float, score_shaper: object, device: torch.device
-    ) -> torch.Tensor:
-        seen.append(device)
-        return (p > 0).float()
-
-    def seeded(p, sparsity, score_shaper, generator):
-        seen.append(generator)
-        return torch.ones(p.shape, dtype=torch.uint8)
-
-    for method in (lambda p, s: p > s, three, typed, seeded):
-        mask = make_init_method(method)(param, 0.0, shaper, private)
-        assert mask.dtype == torch.bool and mask.shape == param.shape and not mask.requires_grad
-    assert seen == [shaper, param.device, private]
+    layer = torch.nn.Linear(4, 4, bias=False)
+    expected = layer.weight > 0
+    sl.Static(0.5, noted, score_shaper=SHAPER, seed=0).apply(layer)
+    assert torch.equal(layer.weight_mask, expected)
+    for value, wanted in zip(seen, given, strict=True):
+        seed = getattr(value, "initial_seed", None)
+        assert seed() == wanted.initial_seed() if seed else repr(value) == repr(wanted)
     assert make_init_method(INIT_METHODS["topk"]) is INIT_METHODS["topk"]
 
 

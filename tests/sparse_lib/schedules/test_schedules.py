@@ -109,27 +109,18 @@ def test_cycling_moves_at_updates_only():
     assert run(Cycling([0.1, 0.2, 0.3], repeat=False), updates) == [0.1, 0.1, 0.2, 0.2, 0.3, 0.3]
     # Step 0 may not be an update step: the first value is in effect, and the first one used.
     assert run(Cycling([0.1, 0.2]), [False, True, True]) == [0.1, 0.1, 0.2]
+    # The reference wraps a list too, so a pruning list would end by re-opening everything.
+    for rules, last in ((None, 0.9), (CSTORCH, 0.1)):
+        schedule = make_hyperparameter_schedule([0.1, 0.9], compat=rules)
+        assert run(schedule, [True] * 3) == [0.1, 0.9, last]
 
 
-def test_a_list_stays_at_its_last_value():
-    # The reference wraps, so a pruning list would end by re-opening everything.
-    assert run(make_hyperparameter_schedule([0.1, 0.9]), [True] * 3) == [0.1, 0.9, 0.9]
-    wrapping = make_hyperparameter_schedule([0.1, 0.9], compat=CSTORCH)
-    assert run(wrapping, [True] * 3) == [0.1, 0.9, 0.1]
-
-
-def test_state_resumes_and_the_callers_dict_is_left_alone():
-    schedule = Cycling([0.1, 0.2, 0.3])
+def test_state_resumes_and_the_callers_dict_is_left_alone_and_that_of_another_is_refused():
+    schedule, fresh = Cycling([0.1, 0.2, 0.3]), Cycling([0.1, 0.2, 0.3])
     run(schedule, [True, True])
-    state = schedule.state_dict()
-    kept = copy.deepcopy(state)
-    fresh = Cycling([0.1, 0.2, 0.3])
-    fresh.load_state_dict(state)
-    assert state == kept == {"index": 2}
+    fresh.load_state_dict(state := schedule.state_dict())
     assert run(fresh, [True, True]) == run(schedule, [True, True])
-
-
-def test_state_of_another_schedule_is_refused():
+    assert state == {"index": 2}
     with pytest.raises(ValueError, match=r"state of Cycling must have the keys \['index'\]"):
         Cycling([0.1]).load_state_dict({})
     with pytest.raises(ValueError, match="state of Constant"):
