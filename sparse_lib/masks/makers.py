@@ -17,7 +17,7 @@ from torch import Tensor
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
 from sparse_lib.masks.selection import comparable, select, select_flat
-from sparse_lib.masks.shapers import NMScoreShaper, ScoreFlattener, ScoreShaper, make_score_shaper
+from sparse_lib.masks.shapers import ScoreFlattener, ScoreShaper, make_score_shaper
 from sparse_lib.rules import Rules, rules_of
 
 
@@ -38,12 +38,9 @@ def random_score(like: Tensor, generator: torch.Generator | None = None) -> Tens
 
     bfloat16 has so few values in [0, 1) that most weights of a layer would tie.
     """
-    if shards.is_sharded(like) and generator is not None:
-        drawn = shards.random_rows(like, generator)
-        return shards.as_shard(drawn.to(shards.local(like).device), like)
     where = like.device if generator is None else generator.device
     score = torch.rand(like.shape, generator=generator, device=where, dtype=torch.float32)
-    return score.to(like.device)
+    return shards.fitted(score.to(like.device), like)
 
 
 @torch.no_grad()
@@ -82,9 +79,9 @@ def make_mask_topk_sparsity(
         raise ValueError(f"tie_breaker must be None, 'first' or 'random', not {tie_breaker!r}")
     if tie_breaker == "random" and generator is None:
         raise ValueError("tie_breaker 'random' needs a generator, so that it is reproducible")
-    pools, undo, group, size = _pools(score, shaper)
-    keep = shaper.count(sparsity, size, compat=rules)
-    return undo(select(pools, None, keep, group, generator if tie_breaker == "random" else None))
+    pools, undo = _pools(score, shaper)
+    keep = shaper.count(sparsity, pools.shape[-1], compat=rules)
+    return undo(select(pools, None, keep, generator if tie_breaker == "random" else None))
 
 
 def visible_magnitude(weight: Tensor) -> Tensor:
@@ -122,17 +119,17 @@ def make_mask_drop_minimum(
     """
     rules = rules_of(compat)
     shaper = _shaper_for(score, score_shaper)
-    pools, undo, group, _ = _pools(score, shaper)
+    pools, undo = _pools(score, shaper)
     present = _pools(_checked_mask(mask, score), shaper)[0]
     keeps: int | Tensor
     if pools.dim() == 1:
-        keeps = rules.count(drop_fraction, shards.total(num_true(present), group))
+        keeps = rules.count(drop_fraction, num_true(present))
     else:
         counts = present.sum(-1)
         keeps = counts.clone()
         for count in counts.unique().tolist():
             keeps[counts == count] = rules.count(drop_fraction, count)
-    kept = undo(select(pools, present, keeps, group))
+    kept = undo(select(pools, present, keeps))
     return kept, num_true(kept)
 
 
@@ -163,18 +160,19 @@ def make_mask_grow_maximum(
     """
     rules = rules_of(compat)
     shaper = _shaper_for(score, score_shaper)
-    pools, undo, group, size = _pools(score, shaper)
+    pools, undo = _pools(score, shaper)
     present = _pools(_checked_mask(mask, score), shaper)[0]
+    size = pools.shape[-1]
     target = shaper.count(sparsity, size, compat=rules)
     grow: int | Tensor
     if pools.dim() == 1:
         # A given count is of weights, so it says nothing about blocks.
         known = mask_nonzero is not None and size == mask.numel()
-        there = int(mask_nonzero or 0) if known else shards.total(num_true(present), group)
+        there = int(mask_nonzero or 0) if known else num_true(present)
         grow = max(0, target - there)
     else:
         grow = (target - present.sum(-1)).clamp(min=0)
-    grown = select(pools, ~present, grow, group)
+    grown = select(pools, ~present, grow)
     return undo(grown.logical_or_(present))
 
 
@@ -184,10 +182,10 @@ def add_best(score: Tensor, mask: Tensor, count: int) -> Tensor:
 
     NaN never grows; of equal scores the lower index comes first.
     """
-    present = shards.local(mask)
-    absent, values = present.logical_not().reshape(-1), comparable(score).reshape(-1)
-    grown = select_flat(values, absent, count, shards.group_of(mask))
-    return shards.as_shard(grown.view_as(present).logical_or_(present), mask)
+    present = shards.whole(mask)
+    absent = present.logical_not().reshape(-1)
+    grown = select_flat(comparable(shards.whole(score)).reshape(-1), absent, count)
+    return shards.fitted(grown.view_as(present).logical_or_(present), mask)
 
 
 @torch.no_grad()
@@ -196,30 +194,18 @@ def add_random(mask: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
     Every set of that size is as likely. ``generator`` is a private CPU generator.
     """
-    grown = shards.local(mask).clone(memory_format=torch.contiguous_format)
-    group = shards.group_of(mask)
-    flat, size, num_present = grown.view(-1), mask.numel(), num_true(mask)
-    num_absent = size - num_present
-    if 2 * count > num_absent or 4 * num_absent < size:
+    grown = shards.whole(mask).clone(memory_format=torch.contiguous_format)
+    flat, num_present = grown.view(-1), num_true(grown)
+    num_absent = flat.numel() - num_present
+    if 2 * count > num_absent or 4 * num_absent < flat.numel():
         absent = flat.logical_not().nonzero().squeeze(1)
         order = torch.randperm(num_absent, generator=generator, device="cpu")
-        drawn = order[: max(count, 0)]
-        flat[absent[_mine(drawn, shards.before(absent.numel(), group), absent, num_absent)]] = True
-        return shards.as_shard(grown, mask)
+        flat[absent[order[: max(count, 0)].to(flat.device)]] = True
     # Draws that hit a weight leave some missing, and never add too many.
-    start = shards.first_row(mask) * math.prod(mask.shape[1:])
-    while (missing := num_present + count - shards.total(num_true(grown), group)) > 0:
-        drawn = torch.randint(size, (missing,), generator=generator, device="cpu")
-        flat[_mine(drawn, start, flat, size)] = True
-    return shards.as_shard(grown, mask)
-
-
-def _mine(drawn: Tensor, start: int, part: Tensor, size: int) -> Tensor:
-    """Drawn indices that fall into a part of a list of ``size``, counted from the part's start."""
-    if part.numel() < size:
-        drawn = drawn - start
-        drawn = drawn[(drawn >= 0) & (drawn < part.numel())]
-    return drawn.to(part.device)
+    while (missing := num_present + min(count, num_absent) - num_true(grown)) > 0:
+        drawn = torch.randint(flat.numel(), (missing,), generator=generator, device="cpu")
+        flat[drawn.to(flat.device)] = True
+    return shards.fitted(grown, mask)
 
 
 @torch.no_grad()
@@ -239,54 +225,26 @@ def make_masks_global_topk(
         to the earlier tensor and the lower index.
     """
     rules = rules_of(compat)
-    groups = {name: shards.group_of(score) for name, score in scores.items()}
-    if len({id(group) for group in groups.values()}) > 1:
-        raise ValueError(
-            "a decision over all tensors together needs all of them sharded over the same ranks; "
-            "call fully_shard on the whole model"
-        )
-    group = next(iter(groups.values()), None)
-    flat = [comparable(score).reshape(-1) for score in scores.values()]
-    keep = rules.count(sparsity, sum(score.numel() for score in scores.values()))
+    flat = [comparable(shards.whole(score)).reshape(-1) for score in scores.values()]
+    keep = rules.count(sparsity, sum(values.numel() for values in flat))
     best = [torch.zeros_like(values, dtype=torch.bool) for values in flat]
     if keep and not rules.may_empty:
-        best = [select_flat(values, None, 1, group) for values in flat]
-        keep = max(0, keep - shards.total(sum(map(num_true, best)), group))
-    rest = [(values, ~mask) for values, mask in zip(flat, best, strict=True)]
-    if group is not None:
-        chosen = shards.select(rest, keep, group)
-    elif rest:
-        pool, among = (torch.cat(parts) for parts in zip(*rest, strict=True))
-        sizes = [values.numel() for values in flat]
-        chosen = list(select_flat(pool, among, keep).split(sizes))
-    else:
-        chosen = []
+        best = [select_flat(values, None, 1) for values in flat]
+        keep = max(0, keep - sum(map(num_true, best)))
+    chosen: list[Tensor] = []
+    if flat:
+        more = select_flat(torch.cat(flat), ~torch.cat(best), keep)
+        chosen = list(more.split([values.numel() for values in flat]))
     return {
-        name: shards.as_shard((own | more).reshape(shards.local(score).shape), score)
+        name: shards.fitted((own | more).reshape(score.shape), score)
         for (name, score), own, more in zip(scores.items(), best, chosen, strict=True)
     }
 
 
-def _spans_ranks(score: Tensor, shaper: ScoreShaper) -> bool:
-    """Whether pools of a sharded tensor hold rows of several ranks, so that it must be gathered."""
-    if isinstance(shaper, ScoreFlattener) or shards.group_of(score) is None:
-        return False
-    return not (isinstance(shaper, NMScoreShaper) and not shaper.layout.inputs_first)
-
-
-def _pools(tensor: Tensor, shaper: ScoreShaper) -> tuple[Tensor, Callable, Any, int]:
-    """A tensor's pools, the way back, the group of ranks that share one, and its size.
-
-    Of a sharded tensor these are the pools of this rank's rows, of which a pool of all weights is
-    shared; or all pools, where they hold rows of several ranks.
-    """
-    if _spans_ranks(tensor, shaper):
-        pools, undo = shaper(shards.whole(tensor))
-        return pools, lambda result: shards.fitted(undo(result), tensor), None, pools.shape[-1]
-    pools, undo = shaper(shards.local(tensor))
-    group = shards.group_of(tensor) if pools.dim() == 1 else None
-    size = pools.shape[-1] if group is None and pools.dim() else tensor.numel()
-    return pools, lambda result: shards.as_shard(undo(result), tensor), group, size
+def _pools(tensor: Tensor, shaper: ScoreShaper) -> tuple[Tensor, Callable]:
+    """The pools of a tensor, a whole one where it is sharded, and the way back."""
+    pools, undo = shaper(shards.whole(tensor))
+    return pools, lambda result: shards.fitted(undo(result), tensor)
 
 
 def _shaper_for(score: Tensor, spec: Any) -> ScoreShaper:

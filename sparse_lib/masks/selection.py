@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
 
 _MANY_POOLS = 64  # above this, one sort of all pools beats a selection in each
@@ -21,11 +19,8 @@ _SMALL = 2**16  # up to this many scores, sorting them is the fastest selection
 
 
 def comparable(score: Tensor) -> Tensor:
-    """A float32 or float64 tensor (what NumPy and quick select know) in the same order.
-
-    Of a sharded tensor it has this rank's rows.
-    """
-    score = shards.local(score.detach())
+    """A float32 or float64 tensor (what NumPy and quick select know) in the same order."""
+    score = score.detach()
     if score.dtype in (torch.float32, torch.float64):
         return score
     if score.is_complex():
@@ -38,17 +33,15 @@ def select(
     pools: Tensor,
     among: Tensor | None,
     keep: int | Tensor,
-    group: Any = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Mask of the ``keep`` best scores in each pool, restricted to ``among``, never NaN.
 
-    With a group, its ranks hold parts of one pool. Of equal scores the lower index wins, or with a
-    generator any.
+    Of equal scores the lower index wins, or with a generator any.
     """
     pools = comparable(pools)
     if pools.dim() == 1:
-        return select_flat(pools, among, int(keep), group, generator)
+        return select_flat(pools, among, int(keep), generator)
     rows = pools.reshape(-1, pools.shape[-1])
     inside = None if among is None else among.reshape(rows.shape)
     keeps = torch.as_tensor(keep, device=rows.device).reshape(-1).expand(rows.shape[0])
@@ -57,7 +50,7 @@ def select(
     chosen = torch.zeros_like(rows, dtype=torch.bool)
     for row, count in enumerate(keeps.tolist()):
         candidates = None if inside is None else inside[row]
-        chosen[row] = select_flat(rows[row], candidates, count, generator=generator)
+        chosen[row] = select_flat(rows[row], candidates, count, generator)
     return chosen.reshape(pools.shape)
 
 
@@ -65,12 +58,9 @@ def select_flat(
     values: Tensor,
     among: Tensor | None,
     keep: int,
-    group: Any = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """`select` in one pool: ``values`` float32 or float64, shape [n], ``among`` bool [n]."""
-    if group is not None:
-        return shards.select([(values, among)], keep, group, generator)[0]
     num_candidates = values.numel() if among is None else num_true(among)
     if keep <= 0 or num_candidates == 0:
         return torch.zeros_like(values, dtype=torch.bool)
@@ -92,9 +82,19 @@ def select_flat(
     surplus = num_true(chosen) - keep
     if surplus > 0:
         ties = (values == threshold).logical_and_(chosen).nonzero().squeeze(1)
-        order = shards.order_of_ties((ties.numel(),), ties.device, generator)
+        order = _order_of_ties((ties.numel(),), ties.device, generator)
         chosen[(ties if order is None else ties[order])[-surplus:]] = False
     return chosen
+
+
+def _order_of_ties(
+    shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None
+) -> Tensor | None:
+    """A random permutation of the last dimension, earlier preferred; None for that of positions."""
+    if generator is None:
+        return None
+    draw = torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
+    return draw.argsort(-1).to(device)
 
 
 def select_together(values: Tensor, among: Tensor, keep: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ def _select_rows(
         valid.logical_and_(among)
     # -inf is a legal score, so validity is the primary key and the score the secondary one.
     filled = values.masked_fill(~valid, -math.inf)
-    order = shards.order_of_ties(tuple(values.shape), values.device, generator)
+    order = _order_of_ties(tuple(values.shape), values.device, generator)
     if order is not None:
         filled, valid = filled.gather(-1, order), valid.gather(-1, order)
     ranking = filled.sort(dim=-1, descending=True, stable=True).indices

@@ -1,22 +1,20 @@
-"""Tensors sharded over ranks (DTensors): counts and selections that gather none of them.
+"""Tensors sharded over ranks (DTensors).
 
 A sharded tensor has its rows split over the ranks of one dimension of a device mesh, as
-``torch.distributed.fsdp.fully_shard`` leaves parameters. Every function here that counts or
-selects is a collective: all ranks of that dimension call it, in the same order. On a tensor that
-is not sharded all of them do what a single process does.
+``torch.distributed.fsdp.fully_shard`` leaves parameters. What is element-wise works on the rows of
+a rank (`local`, `as_shard`); what compares weights gathers one tensor on every rank, as its layer's
+forward pass does, and keeps the rank's rows of the result (`whole`, `fitted`). Sums and gathers are
+collectives: all ranks of that dimension call them, in the same order.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-_INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 def is_sharded(tensor: Any) -> bool:
@@ -125,142 +123,7 @@ def total(value: Tensor | int, group: Any) -> Any:
     return int(box)
 
 
-def before(count: int, group: Any) -> int:
-    """The sum of the counts of the ranks before this one."""
-    if group is None:
-        return 0
-    box = torch.tensor([count], device=device_of(group))
-    everyone = [torch.empty_like(box) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everyone, box, group=group)
-    return sum(map(int, everyone[: dist.get_rank(group)]))
-
-
 def device_of(group: Any = None) -> torch.device:
     """Where the collectives of a group, or of all ranks, take tensors from."""
     accelerated = dist.get_backend(group) == "nccl"
     return torch.device("cuda", torch.cuda.current_device()) if accelerated else torch.device("cpu")
-
-
-def random_rows(like: Tensor, generator: torch.Generator) -> Tensor:
-    """This rank's rows of ``torch.rand(like.shape, generator=generator)``, on the CPU.
-
-    What belongs to other ranks is drawn in small pieces and thrown away.
-    """
-    row = math.prod(like.shape[1:])
-    before = first_row(like) * row
-    mine = local(like).numel()
-    _skip(before, generator)
-    drawn = torch.rand(mine, generator=generator, dtype=torch.float32)
-    _skip(like.numel() - before - mine, generator)
-    return drawn.view(local(like).shape)
-
-
-def _skip(count: int, generator: torch.Generator) -> None:
-    piece = 2**20
-    for start in range(0, count, piece):
-        torch.rand(min(piece, count - start), generator=generator, dtype=torch.float32)
-
-
-def select(
-    pieces: Sequence[tuple[Tensor, Tensor | None]],
-    keep: int,
-    group: Any,
-    generator: torch.Generator | None = None,
-) -> list[Tensor]:
-    """The ``keep`` highest scores over all ranks of a group and over several tensors.
-
-    Exact: the threshold is found by bisection from counts of the scores above it, and ties at it go
-    to the earlier tensor, then to the lower index of the whole tensor, or as a generator draws.
-    What is sent are these counts, and one of ties per rank and tensor.
-
-    Args:
-        pieces: For each tensor this rank's scores, flat, float32 or float64, and which of them
-            compete (None: all). NaN is never chosen. Ranks hold consecutive parts of each tensor.
-        keep: How many to choose.
-        group: Process group.
-        generator: What decides between equal scores; None takes the lower index.
-
-    Returns:
-        Bool masks of the pieces' shapes.
-    """
-    usable = []
-    for values, among in pieces:
-        numbers = values.isnan().logical_not_()
-        usable.append(numbers if among is None else numbers.logical_and_(among))
-    candidates = total(sum(int(mask.count_nonzero()) for mask in usable), group)
-    if keep <= 0 or candidates == 0:
-        return [torch.zeros_like(mask) for mask in usable]
-    if keep >= candidates:
-        return usable
-    competing = [(values, mask) for (values, _), mask in zip(pieces, usable, strict=True)]
-    threshold = _kth_largest(competing, keep, group)
-    chosen = [
-        (values >= threshold).logical_and_(mask)
-        for (values, _), mask in zip(pieces, usable, strict=True)
-    ]
-    surplus = total(sum(int(mask.count_nonzero()) for mask in chosen), group) - keep
-    if surplus > 0:
-        ties = [
-            (values == threshold).logical_and_(mask).nonzero().squeeze(1)
-            for (values, _), mask in zip(pieces, chosen, strict=True)
-        ]
-        _drop_last(chosen, ties, surplus, group, generator)
-    return chosen
-
-
-def order_of_ties(
-    shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None
-) -> Tensor | None:
-    """A random permutation of the last dimension, earlier preferred; None for that of positions."""
-    if generator is None:
-        return None
-    draw = torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
-    return draw.argsort(-1).to(device)
-
-
-def _drop_last(
-    chosen: list[Tensor],
-    ties: list[Tensor],
-    surplus: int,
-    group: Any,
-    generator: torch.Generator | None,
-) -> None:
-    """Take the last ``surplus`` ties out of masks, in place."""
-    device = ties[0].device
-    counts = torch.tensor([part.numel() for part in ties], device=device_of(group))
-    everyone = [torch.empty_like(counts) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everyone, counts, group=group)
-    table = torch.stack(everyone, 1).cpu()  # (tensors, ranks)
-    starts = (table.flatten().cumsum(0) - table.flatten()).view_as(table)
-    number = int(table.sum())
-    order = order_of_ties((number,), device, generator)
-    dropped = torch.zeros(number, dtype=torch.bool, device=device)
-    dropped[torch.arange(number - surplus, number) if order is None else order[-surplus:]] = True
-    for index, part in enumerate(ties):
-        start = int(starts[index, dist.get_rank(group)])
-        chosen[index][part[dropped[start : start + part.numel()]]] = False
-
-
-def _kth_largest(pieces: Sequence[tuple[Tensor, Tensor]], keep: int, group: Any) -> Tensor:
-    """The ``keep``-th largest score over all ranks, a scalar; none of the competing ones is NaN.
-
-    It is searched by bisection among all numbers of the scores' type, in their order.
-    """
-    dtype = pieces[0][0].dtype
-    high = int(torch.tensor(math.inf, dtype=dtype).view(_INTEGERS[dtype]))
-    low = -high
-    while low < high:
-        middle = (low + high + 1) // 2
-        threshold = _number(middle, dtype)
-        counts = [(part >= threshold).logical_and_(own).count_nonzero() for part, own in pieces]
-        if int(total(torch.stack(counts).sum(), group)) >= keep:
-            low = middle
-        else:
-            high = middle - 1
-    return _number(low, dtype)
-
-
-def _number(place: int, dtype: torch.dtype) -> Tensor:
-    """The number at a place in the order of all numbers of a type, where 0 is at 0."""
-    number = torch.tensor(abs(place), dtype=_INTEGERS[dtype]).view(dtype)
-    return number if place >= 0 else -number
