@@ -297,6 +297,9 @@ class _Tracer(TorchDispatchMode):
             # transformers checks whether the batch is one unpacked sequence; meta tensors have no
             # values.
             return True
+        if any(getattr(arg, "is_meta", False) for arg in tree_leaves((args, kwargs))):
+            # Beside these, what the model makes on a device of its own.
+            args, kwargs = tree_map(_on_meta, (args, kwargs))
         out = func(*args, **(kwargs or {}))
         if operator in ATTENTION or name.endswith("softmax") and not self.index.shares(args[0]):
             self.attending.add(self.stack[-1])
@@ -331,6 +334,10 @@ class _Tracer(TorchDispatchMode):
         new = [a for a in new if trace.storage_key(a) not in self._inputs]
         self._inputs.update((trace.storage_key(a), a) for a in new)
         return sum(a.numel() for a in new)
+
+
+def _on_meta(value: Any) -> Any:
+    return value if getattr(value, "is_meta", True) else trace.to_meta(value)
 
 
 def _layers(tracer: _Tracer, descriptions: list[LayerDescription]) -> Iterator[LayerFlops]:

@@ -27,8 +27,8 @@ _FILLING = frozenset(
         "linalg_inv_ex linalg_qr linalg_householder_product"
     ).split()
 )
-# Functions that add a number, which fills zeros too.
-_SHIFTING = frozenset({"aten::add", "aten::sub", "aten::rsub"})
+# Functions that add, which fills zeros unless all that is added is of the same weights.
+_SHIFTING = frozenset(f"aten::{name}" for name in "add sub rsub lerp addcmul addcdiv".split())
 
 Shares = tuple[tuple[str, float], ...]
 """Names of weights, and the share of each in a tensor."""
@@ -65,7 +65,10 @@ class WeightIndex:
         made, inputs = _tensors(out), _tensors(args)
         keys = [storage_key(tensor) for tensor in inputs]
         active = any(key in self._activations for key in keys if key not in self._shares)
-        is_shifted = name in _SHIFTING and any(isinstance(arg, int | float) and arg for arg in args)
+        is_shifted = name in _SHIFTING and (
+            any(isinstance(arg, int | float) and arg for arg in args[:2])
+            or len({self.shares(tensor) for tensor in inputs}) > 1
+        )
         if (name in _FILLING or is_shifted) and not active:
             return
         floats = [

@@ -132,7 +132,8 @@ def test_work_of_computed_weights_belongs_to_what_they_are_computed_from(make, e
 @pytest.mark.parametrize(
     "fill",
     [torch.sigmoid, torch.exp, F.softplus, lambda w: w.softmax(-1), lambda w: w.cumsum(0),
-     lambda w: 1 - w, lambda w: w + 0.5],
+     lambda w: 1 - w, lambda w: w + 0.5, lambda w: w + torch.ones(w.shape),
+     lambda w: torch.lerp(w, torch.ones(30, 1), 0.1)],
 )  # fmt: skip
 def test_a_weight_whose_zeros_a_function_fills_is_dense(fill):
     class Filled(nn.Linear):
@@ -144,6 +145,23 @@ def test_a_weight_whose_zeros_a_function_fills_is_dense(fill):
     assert flops.forward({"weight": 0.75}) == one + one // 4
     assert flops.training_step({"weight": 0.75}) == 3 * (one + one // 4)
     assert {layer.operation for layer in flops.layers} == {"product", "linear"}
+
+
+def test_a_sum_of_two_weights_is_dense_where_either_is():
+    class Sum(Joined):
+        def forward(self, x):
+            return F.linear(x, self.q.weight + self.k.weight[:10])
+
+    flops = count(Sum(), torch.ones(5, 8))
+    assert flops.forward({"q.weight": 0.75}) == flops.forward() == 2 * 5 * 8 * 10
+
+
+def test_a_tensor_that_the_model_makes_on_the_cpu_has_a_shape_like_any_other():
+    class Lower(nn.Linear):
+        def forward(self, x):
+            return F.linear(x, self.weight.masked_fill(torch.ones(30, 8).bool().triu(1), 0))
+
+    assert count(Lower(8, 30), torch.ones(5, 8)).forward({"weight": 0.5}) == 5 * 8 * 30
 
 
 def test_only_products_beside_a_softmax_are_attention():
