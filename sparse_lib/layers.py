@@ -113,9 +113,12 @@ def layout_of(module: nn.Module, name: str, parameter: Tensor) -> Layout | None:
 
 
 def layouts(model: nn.Module) -> dict[int, Layout | None]:
-    """`layout_of` each parameter of a model, by ``id``; a tied one by its first use."""
+    """`layout_of` each parameter of a model, by ``id``; a tied one by its first product.
+
+    An embedding looks up alone, so a head that shares its weight says which dimension is which.
+    """
     found: dict[int, Layout | None] = {}
-    for module in model.modules():
+    for module in sorted(model.modules(), key=lambda m: layer_kind(m) == "embedding"):
         own = [(name, p) for name, p in module._parameters.items() if p is not None]
         if parametrize.is_parametrized(module):
             for name, parts in module.parametrizations.items():  # type: ignore[operator, union-attr]
@@ -194,10 +197,9 @@ def layer_kind(module: nn.Module) -> str | None:
     for types, kind in _KINDS:
         if isinstance(module, types):
             return kind
-    name = type(module).__name__
-    if name == "Conv1D" and hasattr(module, "nf"):
+    if any(c.__name__ == "Conv1D" for c in type(module).__mro__) and hasattr(module, "nf"):
         return "conv1d"
-    if name.endswith("Norm"):
+    if type(module).__name__.endswith("Norm"):
         return "norm"
     return None
 

@@ -225,6 +225,20 @@ def test_directions_of_weight_norm_have_the_layout_of_their_layer():
     assert (mask.movedim(0, -1).reshape(-1, 4).sum(1) == 2).all()
 
 
+def test_a_head_says_where_the_inputs_of_a_tied_embedding_are():
+    model = nn.ModuleDict({"tokens": nn.Embedding(12, 16), "head": nn.Linear(16, 12)})
+    model["head"].weight = model["tokens"].weight
+    config = {"sparsity": 0.5, "init_method": "topk", "score_shaper": "2:4", "param_filter": "t*"}
+    sl.configure(config).apply(model)
+    assert (model["tokens"].weight_mask.reshape(-1, 4).sum(1) == 2).all()
+
+
+def test_a_subclass_of_conv1d_is_one():
+    layer = type("Scaled", (Conv1D,), {})(8, 16)
+    sl.configure({"sparsity": 0.5, "init_method": "topk", "score_shaper": "2:4"}).apply(layer)
+    assert (layer.weight_mask.T.reshape(-1, 4).sum(1) == 2).all()
+
+
 def test_routers_depthwise_convolutions_and_bilinear_layers_are_dense_by_default():
     experts = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
     mixture = {"gate": nn.Linear(8, 2), "experts": experts, "shared_expert_gate": nn.Linear(8, 1)}
