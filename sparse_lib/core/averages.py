@@ -26,7 +26,13 @@ def keep_masks_of_averages() -> None:
 
     @functools.wraps(average)
     def update_parameters(self: AveragedModel, model: nn.Module) -> None:
-        pairs = list(zip(_guards(self.module), _guards(model))) if self.use_buffers else []
+        own, others = _guards(self.module), _guards(model)
+        if len(own) < len(others):
+            raise ValueError(
+                "the average was made before the model had its masks, so it has none; make "
+                f"{type(self).__name__} after sparsity.apply(model)"
+            )
+        pairs = list(zip(own, others)) if self.use_buffers else []
         owners = {id(g.module): g.module for pair in pairs for g in pair}.values()
         buffers = [(module, dict(module._buffers)) for module in owners]
         for guard in (g for pair in pairs for g in pair):
@@ -34,9 +40,9 @@ def keep_masks_of_averages() -> None:
         try:
             average(self, model)
         finally:
-            for module, own in buffers:
+            for module, known in buffers:
                 module._buffers.clear()
-                module._buffers.update(own)
+                module._buffers.update(known)
         for mine, theirs in pairs:
             with torch.no_grad():
                 mine.mask.copy_(theirs.mask)

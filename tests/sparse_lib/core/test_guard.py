@@ -333,6 +333,16 @@ def test_averages_of_buffers_copy_masks(decay):
     assert list(average.module.state_dict()) == list(model.state_dict())
 
 
+@pytest.mark.parametrize("use_buffers", [False, True])
+def test_an_average_without_masks_of_a_masked_model_is_refused(use_buffers):
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    average = AveragedModel(model, use_buffers=use_buffers)
+    average.update_parameters(model)
+    sl.Static(0.5).apply(model)
+    with pytest.raises(ValueError, match="make AveragedModel after sparsity.apply"):
+        average.update_parameters(model)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_large_tensors_are_masked_as_small_ones_are(dtype):
     layer = nn.Linear(1025, 1025, bias=False, dtype=dtype)
