@@ -31,7 +31,7 @@ from sparse_lib.masks.shapers import (
     OutputGroupScoreShaper,
     ScoreFlattener,
 )
-from sparse_lib.schedules import LONG, Constant, Cubic, Cycling, Polynomial
+from sparse_lib.schedules import LONG, Constant, Cubic, Cycling, FreqSchedule, Polynomial
 
 _BY_SHAPE = ScoreFlattener | OutputGroupScoreShaper | InputGroupScoreShaper | NMScoreShaper
 #: Schedules that end at a value and stay there.
@@ -258,8 +258,7 @@ def unreached(algorithm: SparsityAlgorithm | Group, num_steps: int) -> list[str]
     name, last = type(algorithm).__name__, num_steps
     place = f"after {num_steps} steps"
     if isinstance(algorithm, DynamicSparsityAlgorithm):
-        steps = range(num_steps, 0, -1)
-        last = next((step for step in steps if algorithm.is_update_step(step)), 0)
+        last = _last_update(algorithm, num_steps)
         place = f"after its last mask update, at step {last} of {num_steps}"
         if not last:
             return [
@@ -284,6 +283,15 @@ def unreached(algorithm: SparsityAlgorithm | Group, num_steps: int) -> list[str]
                 f"{end:.2f}: {schedule!r}"
             )
     return notes
+
+
+def _last_update(algorithm: DynamicSparsityAlgorithm, num_steps: int) -> int:
+    """The last update step of a run, 0 if it has none."""
+    due, end = algorithm.update_schedule, num_steps
+    if isinstance(due, FreqSchedule):
+        end = num_steps if due.stop is None else min(num_steps, due.stop - 1)
+        end -= (end - due.start) % due.freq if end >= due.start else end
+    return next((step for step in range(end, 0, -1) if algorithm.is_update_step(step)), 0)
 
 
 def counts_follow_from_shapes(algorithm: SparsityAlgorithm | Group, model: nn.Module) -> bool:

@@ -6,6 +6,7 @@ from torch import nn
 
 import sparse_lib as sl
 from sparse_lib.flops.model import count
+from sparse_lib.preview import unreached
 from tests.sparse_lib import tiny_models
 from tests.sparse_lib.algorithm_cases import driven
 
@@ -133,6 +134,25 @@ def test_a_gradual_schedule_ends_at_its_last_update_and_is_unknown_without_a_len
 
 CUBIC = {"type": "cubic", "init_sparsity": 0, "end_sparsity": 0.8}
 CUBIC |= {"sparsity_start_step": 0, "sparsity_end_step": 500}
+
+
+@pytest.mark.parametrize(
+    ("update", "last"),
+    [
+        ({"freq": 7}, 994),
+        ({"freq": 7, "start": 3}, 997),
+        ({"freq": 7, "start": 3, "stop": 10}, 3),
+        ({"freq": 7, "stop": 700}, 693),
+        (1, 1000),
+        (lambda step: step % 400 == 0, 800),
+    ],
+)
+def test_the_last_update_is_found_without_a_look_at_each_step(update, last):
+    algorithm = sl.GMP({**CUBIC, "sparsity_end_step": 10**6}, update)
+    (note,) = unreached(algorithm, 1000)
+    assert f"at step {last} of 1000" in note
+    if not callable(update):
+        assert len(unreached(algorithm, 10**15)) == ("stop" in str(update))
 
 
 @pytest.mark.parametrize(
