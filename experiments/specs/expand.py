@@ -51,7 +51,7 @@ def _resolve_shares(value: Any, recipe: tasks.Recipe, key: str) -> Any:
         return found
     if isinstance(value, list):
         return [_resolve_shares(item, recipe, key) for item in value]
-    if isinstance(value, str) and value.endswith("%"):
+    if isinstance(value, str) and value.endswith("%") and key != "seed":
         try:
             share = float(value[:-1]) / 100
         except ValueError:

@@ -141,7 +141,7 @@ def _sentence(error: ValidationError, *section: str, known: Iterable[str] = ()) 
         return f"the key {where} is missing"
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
-        return f"{where}: {message}"
+        return f"{where}: {message}" if place else message
     message = message[0].lower() + message[1:]
     return f"{where} is {first['input']!r}: {message}"
 

@@ -115,9 +115,15 @@ class Recipe(Strict, ABC):
                 f"min_learning_rate is {self.min_learning_rate}, but must be at most "
                 f"learning_rate, {self.learning_rate}"
             )
-        late = [step for step in self.stable.keep if step > self.steps] if self.stable else []
-        if self.steps and late:
+        if self.stable is None or not self.steps:
+            return self
+        if late := [step for step in self.stable.keep if step > self.steps]:
             raise UserError(f"stable.keep is {late[0]}, but the run has {self.steps} steps")
+        if (warmup := self.stable.warmup_steps) > self.decay_start:
+            raise UserError(
+                f"stable.warmup_steps is {warmup}, but the rate decays after {self.decay_start} of "
+                f"{self.steps} steps"
+            )
         return self
 
     name: str = Field("", description="the study's variant of the recipe; set by the plan")

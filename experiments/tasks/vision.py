@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     Field,
@@ -60,7 +60,7 @@ class Recipe(tasks.Recipe):
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     warmup: float = Field(0.0, ge=0, lt=1, description="share of the steps")
     schedule: Literal["cosine", "step"] = "cosine"
-    milestones: list[float] = Field(
+    milestones: list[Annotated[float, Field(gt=0, lt=1)]] = Field(
         [0.3, 0.6, 0.8], description="shares of the steps after which a step schedule goes down"
     )
     decay: float = Field(0.2, gt=0, lt=1, description="factor of a step schedule at a milestone")

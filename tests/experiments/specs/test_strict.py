@@ -18,12 +18,18 @@ NONSENSE = {
     "recipe.batch_size": [True, "16"],
     "recipe.betas": [[1.5, 0.9], [0.9, -1], ["0.9", 0.95]],
     "recipe.min_learning_rate": [0.5],
-    "recipe.stable": [{"warmup_steps": 2, "decay": 0.2, "keep": [81]}],
+    "recipe.stable": [
+        {"warmup_steps": 2, "decay": 0.2, "keep": [81]},
+        {"warmup_steps": 65, "decay": 0.2},
+    ],
     "recipe.compile": ["false", 1],
     "model.hidden_size": ["32"],
     "data.context": ["32"],
     "transform": [{"family": "wide", "sparsity": "0.5"}],
     "seed": [10**23, True],
+    "recipe.tokens": [10**400],
+    "recipe.validations": [10**23],
+    "model.num_layers": [10**23],
 }
 
 
