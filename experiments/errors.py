@@ -51,7 +51,7 @@ def reason(error: BaseException) -> str:
     """The first cause of another library's error, as one line of bounded length."""
     while error.__cause__ is not None:
         error = error.__cause__
-    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    said = " ".join(str(error).split()) or type(error).__name__
     said = f"there is no {said}" if isinstance(error, KeyError) else said
     return said if len(said) <= 200 else f"{said[:200]} ..."
 

@@ -9,6 +9,13 @@ from typing import Any
 
 from experiments.errors import UserError, reason
 
+#: What transformers tells of weights, and what the file does with them.
+_APART = {
+    "missing_keys": "lacks",
+    "unexpected_keys": "has beside it",
+    "mismatched_keys": "has other shapes of",
+}
+
 
 def read_model(model_dir: Path, auto_model: Any) -> Any:
     """The model of an exported folder in evaluation mode, transformed by Sparse-IFT or not.
@@ -17,8 +24,8 @@ def read_model(model_dir: Path, auto_model: Any) -> Any:
         auto_model: the class of transformers that knows its kind, ``AutoModelForCausalLM`` say.
 
     Raises:
-        ValueError: if the folder is damaged, or lacks weights that the model has; transformers
-            draws those at random.
+        ValueError: if the folder is damaged, or lacks weights that the model has, which
+            transformers draws at random, or has NaN or infinity among them.
     """
     from transformers import AutoConfig
 
@@ -28,17 +35,25 @@ def read_model(model_dir: Path, auto_model: Any) -> Any:
         model = transforms.load(
             model_dir, lambda config: auto_model.from_config(AutoConfig.for_model(**config))
         )
-        if model is not None:
-            return model.eval()
-        model, found = auto_model.from_pretrained(
-            model_dir, local_files_only=True, trust_remote_code=False, output_loading_info=True
-        )
-    for kind, what in (("missing_keys", "lacks"), ("unexpected_keys", "has beside it")):
-        if names := sorted(found[kind]):
+        found: dict[str, Any] = {}
+        if model is None:
+            model, found = auto_model.from_pretrained(
+                model_dir,
+                local_files_only=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+    for kind, what in _APART.items():
+        if names := sorted(found.get(kind, ())):
+            name = names[0] if isinstance(names[0], str) else names[0][0]
             raise UserError(
                 f"config.json of {model_dir} describes a model of which the file {what} "
-                f"{len(names)} weights, {names[0]} for one; export the model again"
+                f"{len(names)} weights, {name} for one; export the model again"
             )
+    for name, weight in model.named_parameters():
+        if not bool(weight.isfinite().all()):
+            raise UserError(f"{model_dir} has weights that are no finite numbers, in {name}")
     return model.eval()
 
 

@@ -52,6 +52,7 @@ def task_of(model_dir: Path) -> str:
     if not config:
         raise UserError(f"{model_dir} holds no config.json of a model")
     names = config.get("architectures") or []
+    names = names if isinstance(names, list) else [names]
     if any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names):
         return "lm"
     if any(str(name).endswith("ForImageClassification") for name in names):

@@ -17,7 +17,7 @@ from lm_eval.models.huggingface import HFLM
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
-from experiments.errors import UserError
+from experiments.errors import UserError, refusals
 from experiments.evaluation.exported import read_model, read_tokenizer
 from experiments.evaluation.skipping import skipping
 from experiments.memory import keep_memory
@@ -35,8 +35,10 @@ class CausalLM(HFLM):
 
     def __init__(self, model: Any, tokenizer: Any, *, batch_size: int) -> None:
         if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
-            raise UserError("the tokenizer has neither bos_token nor eos_token; scoring needs one")
+            raise ValueError("the tokenizer has neither bos_token nor eos_token; scoring needs one")
         super().__init__(model, tokenizer=tokenizer, batch_size=batch_size)
+        if self.max_length < 1:
+            raise ValueError(f"the model takes {self.max_length} tokens at a time, less than one")
         self.truncated: set[str] = set()
 
     @classmethod
@@ -49,7 +51,8 @@ class CausalLM(HFLM):
         keep_memory()
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model = read_model(folder, AutoModelForCausalLM).to(device, getattr(torch, dtype))
-        return cls(skipping(model, execution), read_tokenizer(folder), batch_size=batch_size)
+        with refusals(str(folder)):
+            return cls(skipping(model, execution), read_tokenizer(folder), batch_size=batch_size)
 
     loglikelihood = partialmethod(HFLM.loglikelihood, disable_tqdm=True)
     loglikelihood_rolling = partialmethod(HFLM.loglikelihood_rolling, disable_tqdm=True)
@@ -114,6 +117,16 @@ class CausalLM(HFLM):
         expected = torch.tensor(targets, device=self.device)
         nats = -cross_entropy(logits[which].float(), expected, reduction="none")
         return torch.stack([nats, (logits.argmax(-1)[which] == expected).float()], 1).cpu()
+
+    def tok_encode(self, string: str, *args: Any, **options: Any) -> list[int]:
+        """Tokens of a text; raises `UserError` for one that the model has no embedding of."""
+        tokens = super().tok_encode(string, *args, **options)
+        size = self.model.get_input_embeddings().weight.shape[0]
+        if max(tokens, default=0) >= size:
+            raise UserError(
+                f"the tokenizer makes token {max(tokens)}, but the model knows {size} tokens only"
+            )
+        return tokens
 
     def tok_batch_encode(
         self,

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from experiments import data, models
 from experiments.errors import UserError, sentence
@@ -101,8 +102,19 @@ def foreign_code(folder):
     (folder / "own.py").write_text("raise SystemExit('this code ran')")
 
 
+def spoil(folder):
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, path, metadata={"format": "pt"})
+
+
 DAMAGES = {
     "fewer layers than weights": change_config(num_hidden_layers=1),
+    "another width": change_config(intermediate_size=7),
+    "no context": change_config(max_position_embeddings=0),
+    "an unknown quantization": change_config(quantization_config={"quant_method": "none"}),
+    "a weight that is NaN": spoil,
     "a size that is text": change_config(hidden_size="wide"),
     "an unknown kind": change_config(model_type="nothing"),
     "code of its own": foreign_code,

@@ -1,5 +1,6 @@
 """`CausalLM` against lm-eval's own `HFLM` on the same folder, and against written-out loops."""
 
+import copy
 import re
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
+from experiments.errors import UserError
 from experiments.evaluation.lm.model import CausalLM
 
 LOAD = {"batch_size": 4, "dtype": "float32", "execution": "auto"}
@@ -118,12 +120,18 @@ def test_the_output_head_runs_only_where_a_token_is_scored(model, lm):
 
 
 def test_a_tokenizer_without_a_prefix_is_refused(model, tokenizer):
-    import copy
-
     bare = copy.deepcopy(tokenizer)
     bare.bos_token = bare.eos_token = None
     with pytest.raises(ValueError, match="neither bos_token nor eos_token"):
         CausalLM(model, bare, batch_size=4)
+
+
+def test_a_token_that_the_model_does_not_know_is_refused(model, tokenizer):
+    lm = CausalLM(copy.deepcopy(model), tokenizer, batch_size=4)
+    tokens = lm.tok_encode("a b")
+    lm.model.resize_token_embeddings(max(tokens))
+    with pytest.raises(UserError, match=f"makes token {max(tokens)}, but the model knows"):
+        lm.tok_encode("a b")
 
 
 def test_zeros_are_skipped_with_the_same_scores(tokenizer, tmp_path):
