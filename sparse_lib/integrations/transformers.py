@@ -21,6 +21,7 @@ from transformers.core_model_loading import (
     WeightRenaming,
     dot_natural_key,
     rename_source_key,
+    revert_weight_conversion,
 )
 
 from sparse_lib.checkpoint import load_checkpoint
@@ -188,11 +189,31 @@ def in_model_names(model: nn.Module, saved: Mapping[str, Tensor]) -> dict[str, T
     """Tensors of a saved model, masks too, under the names that the model's class has for them.
 
     ``save_pretrained`` writes the keys, and splits the fused weights, of the format in which the
-    first checkpoints of a family were published; transformers' conversion mapping is the table.
-    Names of other models are kept.
+    first checkpoints of a family were published; transformers' conversion mapping is the table. A
+    mask goes where its weight does. Names of other models are kept.
     """
+    known = _keys_of_masks(model)
+    masks = {k: t for k, t in saved.items() if t.dtype == torch.bool and k.endswith("_mask")}
+    found = {known[k]: t for k, t in masks.items() if k in known}
+    others = {k.removesuffix("_mask"): t for k, t in masks.items() if k not in known}
+    found |= {f"{name}_mask": t for name, t in _renamed(model, others).items()}
+    return _renamed(model, {k: t for k, t in saved.items() if k not in masks}) | found
+
+
+def _keys_of_masks(model: nn.Module) -> dict[str, str]:
+    """Names of masks by the keys that ``save_pretrained`` writes, where it renames and no more."""
+    weights = model.named_parameters(remove_duplicate=False)
+    own = {f"{name}_mask": torch.empty_like(p, device="meta") for name, p in weights}
+    written = dict(own)
+    if isinstance(model, transformers.PreTrainedModel):
+        written = revert_weight_conversion(model, written)
+    names = {id(tensor): name for name, tensor in own.items()}
+    return {key: names[id(tensor)] for key, tensor in written.items() if id(tensor) in names}
+
+
+def _renamed(model: nn.Module, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
     own: dict[str, Any] = dict(model.state_dict(keep_vars=True))
-    own |= {f"{n}_mask": p for n, p in model.named_parameters(remove_duplicate=False)}
+    own |= model.named_parameters(remove_duplicate=False)
     conversions: list[Any] = []
     if isinstance(model, transformers.PreTrainedModel):
         conversions = deepcopy(getattr(model, "_weight_conversions", None) or [])
