@@ -55,7 +55,7 @@ class Progress(logging.Filter):
         name, _ = self.jobs.get(number, ("", 0.0))
         done = sum(cost for job, (_, cost) in self.jobs.items() if job in self.finished)
         total = max(sum(cost for _, cost in self.jobs.values()), 0.1)
-        share, prior = done / total, total / 10  # so much of the work goes as expected
+        share, prior = done / total, total / 5  # so much of the work goes as expected
         pace = (time.monotonic() - self.began + prior / self.cores) / (done + prior)
         left = pace * (total - done)
         count = f"{len(self.finished):>{len(str(len(self.jobs)))}} of {len(self.jobs)}"

@@ -58,7 +58,7 @@ def test_one_line_per_job_and_no_noise():
     assert progress.filter(record("Nothing to be done"))
     done = record("Finished jobid: 7", event="job_finished", job_id=7)
     assert progress.filter(done) and not hasattr(done, "event")
-    assert done.msg.split() == ["1", "of", "2", "90%", "1", "s", "left", "train", "a"]
+    assert done.msg.split() == ["1", "of", "2", "90%", "2", "s", "left", "train", "a"]
     assert not progress.filter(record(event="job_finished", job_id=0))  # the target rule
 
 
@@ -67,7 +67,7 @@ def test_the_time_left_begins_with_what_is_expected_on_the_cores():
     progress.plan([(7, "prepare", 2.0), (8, "train a", 898.0)], cores=2)
     done = record(event="job_finished", job_id=7)
     assert progress.filter(done)
-    assert done.msg.split()[4:] == ["7.3", "min", "left", "prepare"]  # and not hours or seconds
+    assert done.msg.split()[4:] == ["7.4", "min", "left", "prepare"]  # and not hours or seconds
 
 
 def test_a_failed_job_is_one_line_with_the_end_of_its_log(tmp_path):
