@@ -57,7 +57,7 @@ from benchmarks._rivals import (
 )
 from experiments.computations._dense import by_onednn
 from experiments.computations._measured import Narrow
-from experiments.memory import keep_memory
+from experiments.machine import keep_memory
 from sparse_lib.configure import configure
 from sparse_lib.execution import kernels
 from sparse_lib.simulation import onednn

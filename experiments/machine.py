@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import platform
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,15 @@ def facts(num_threads: int | None = None, *, device: str = "cpu") -> dict[str, A
     if not device.startswith("cpu"):
         found["accelerator"] = torch.cuda.get_device_name(device)
     return found
+
+
+def keep_memory() -> None:
+    """Let glibc keep freed memory: a step's large tensors else cost page faults each time."""
+    # Numbers of M_MMAP_THRESHOLD and M_TRIM_THRESHOLD in malloc.h.
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        for option in (-3, -1):
+            mallopt(option, 1 << 30)
 
 
 def versions() -> dict[str, str]:

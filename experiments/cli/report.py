@@ -13,19 +13,13 @@ import typer
 from experiments.cli.options import Scale, StudyName, app
 from experiments.specs.code import ROOT, training_code_hash
 from experiments.specs.lookup import planned_study, rerun_command
-from experiments.specs.planned import PlannedStudy
-from experiments.specs.read import load_study, study_names
+from experiments.specs.read import study_names
 from experiments.specs.schema import SpecError, check_choice, module_names
 from experiments.store import paths
 from experiments.store.io import read_json
 
 FIGURES = ROOT / "experiments" / "analysis" / "figures"
 Names = Annotated[list[str], typer.Argument(help="one or several names")]
-
-
-def planned(study: str, scale: str) -> PlannedStudy:
-    """A study by its name, at a scale."""
-    return planned_study(load_study(study), scale)
 
 
 @app.command()
@@ -38,7 +32,7 @@ def collect(
     ] = False,
 ) -> None:
     """Collect the records of a study into tidy tables."""
-    folder, facts, files = paths.study(scale, study), planned(study, scale), files or []
+    folder, facts, files = paths.study(scale, study), planned_study(study, scale), files or []
     if not files and not committed:
         raise SpecError(f"no records of {study} are given; --committed takes the committed ones")
     from experiments.store import reference
@@ -67,25 +61,13 @@ def collect(
 
 
 def read_study(study: str, scale: str) -> tuple:
-    """Records, curves and the study: what every table and figure takes.
-
-    Where nothing was collected here, committed records stand for its runs.
-    """
-    folder, facts = paths.study(scale, study), planned(study, scale)
-    if not load_study(study).shows(scale):
+    """Records, curves and the study: what every table and figure takes."""
+    facts = planned_study(study, scale)
+    if not facts.shows(scale):
         raise SpecError(f"study {study!r} has nothing at scale {scale!r}")
-    from experiments.store import collect, reference, tidy
+    from experiments.store import results
 
-    if (folder / "records.csv").is_file():
-        records = tidy.read_records(folder / "records.csv")
-        return records, tidy.read_curves(folder / "curves.csv"), facts
-    found = reference.find_all(run.id for run in facts.runs)
-    if facts.runs and not found:
-        raise SpecError(
-            f"study {study!r} has no results at scale {scale!r} yet, neither here nor committed: "
-            f"run `snakemake reproduce --config scale={scale} study={study}`"
-        )
-    return *collect.tables(found.values(), facts, committed=found), facts
+    return *results.tables(facts), facts
 
 
 @app.command()
@@ -180,7 +162,7 @@ def index(scale: Scale) -> None:
     from experiments.findings import evidence
     from experiments.report import render
 
-    studies = [planned(name, scale) for name in names]
+    studies = [planned_study(name, scale) for name in names]
     render.render_index(studies, evidence.judged(scale), results, reports)
 
 
@@ -192,7 +174,7 @@ def publish(scale: Scale) -> None:
 
     judged = evidence.judged(scale)
     for name in study_names():
-        render.answer(planned(name, scale), ledger.named(judged), strict=True)
+        render.answer(planned_study(name, scale), ledger.named(judged), strict=True)
     render.publish(paths.reports(scale), paths.REPORTS)
     render.update_readme(Path("README.md"), ledger.nine(judged))
     keep(scale)
@@ -217,14 +199,14 @@ def keep(
     """
     paths.scale(scale)
     from experiments.cli.verify import came_out
-    from experiments.store import fold, verification
+    from experiments.store import reference, verification
 
     if source is not None:
         from experiments.pack import returned
 
-        _say_kept(fold.fold(read_json(path) for _, path in returned(source)))
+        _say_kept(reference.fold(read_json(path) for _, path in returned(source)))
         return
-    _say_kept(fold.fold(fold.read_own(scale)))
+    _say_kept(reference.fold(reference.read_own(scale)))
     verification.keep(came_out(scale, folder=paths.verified))
     for path in sorted((paths.scale(scale) / "computations").glob("*/*.csv")):
         _keep(path, paths.REFERENCE / path.parent.name / path.name)

@@ -81,8 +81,8 @@ def train(
     check_device(device)
     if score:
         quiet_and_offline()
-    from experiments.training import console
     from experiments.training import loop as training
+    from experiments.training.process import say
 
     folder, state_dir = paths.run(chosen.scale, chosen.id), paths.state(chosen.id, chosen.spec_hash)
     try:
@@ -104,7 +104,7 @@ def train(
         )
     except (UserError, OSError) as error:
         # The rule sends stderr to a file; standard output reaches who waits.
-        console.say(f"Error: {error}", None)
+        say(f"Error: {error}", None)
         raise
     if score:
         score_run(chosen, mirror_root(mirror), log)
@@ -119,7 +119,7 @@ def score_run(run: Run, mirror: Path | None, log: Path | None) -> None:
     `evaluate` fails by the same: a bug shows its traceback here and there.
     """
     from experiments.evaluation.model import evaluate_model
-    from experiments.training.console import say
+    from experiments.training.process import say
 
     folder = paths.run(run.scale, run.id)
     try:

@@ -19,8 +19,7 @@ from torch import nn
 
 from experiments.computations import _measured as measured
 from experiments.computations._language_flops import gpt
-from experiments.machine import facts
-from experiments.memory import keep_memory
+from experiments.machine import facts, keep_memory
 from experiments.models import llama
 from experiments.store.machine import key
 from sparse_lib.flops.model import ModelFlops, count, gpt_training_step

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.errors import UserError
 from experiments.findings.claim import Outcome, Place, nine, supporting
 from experiments.findings.estimate import Arm
 from experiments.specs.planned import PlannedStudy
@@ -164,24 +163,11 @@ def gather(studies: Sequence[PlannedStudy], records: Sequence[pd.DataFrame]) -> 
 def load(scale: str, study: str = "") -> Evidence:
     """The evidence of a scale, from the tables of its studies or of one of them."""
     from experiments.specs.lookup import planned_study
-    from experiments.specs.read import load_study, study_names
-    from experiments.store import paths, tidy
+    from experiments.specs.read import study_names
+    from experiments.store import results
 
-    names = [study] if study else study_names()
-    studies = [planned_study(load_study(name), scale) for name in names]
-    records = []
-    for study in studies:
-        path = paths.study(scale, study.name) / "records.csv"
-        if path.is_file():
-            records.append(tidy.read_scores(path))
-        elif study.runs:
-            records.append(_committed(study))
-    if not records:
-        raise UserError(
-            f"scale {scale!r} has no results yet: `snakemake reproduce --config scale={scale}` "
-            "makes them"
-        )
-    return gather(studies, records)
+    studies = [planned_study(name, scale) for name in ([study] if study else study_names())]
+    return gather(studies, [results.scores(study) for study in studies])
 
 
 def judged(scale: str, study: str = "") -> Evidence:
@@ -194,13 +180,3 @@ def judged(scale: str, study: str = "") -> Evidence:
         for place in comparison.trend.get(scale, [])  # type: ignore[call-overload]
     ]
     return replace(load(scale), elsewhere={key[0]: load(*key) for key in trends if key[0]})
-
-
-def _committed(study: PlannedStudy) -> pd.DataFrame:
-    """Committed records of a study that was not collected here."""
-    from experiments.store import collect, reference
-    from experiments.store.record import checked
-
-    found = reference.find_all(run.id for run in study.runs)
-    rows = [checked(record, f"committed {name}") for name, record in found.items()]
-    return collect.records_table(rows, study)

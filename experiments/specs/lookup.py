@@ -11,7 +11,7 @@ from experiments.specs import read
 from experiments.specs.expand import all_runs, study_runs
 from experiments.specs.planned import PlannedStudy
 from experiments.specs.run import Run
-from experiments.specs.schema import SCALES, Scale, SpecError, Study, check_choice
+from experiments.specs.schema import SCALES, Scale, SpecError, check_choice
 
 #: Lists the runs of a scale.
 RUNS_OF = "`python -m experiments plan --scale {}`"
@@ -108,7 +108,8 @@ def find_data(label: str) -> tuple[str, tasks.Data]:
     return known[label].task, known[label].data
 
 
-def planned_study(study: Study, scale: Scale) -> PlannedStudy:
-    """A study, as `experiments.specs.read.load_study` has checked it, with its runs at a scale."""
+def planned_study(name: str, scale: Scale) -> PlannedStudy:
+    """A study with its runs at a scale; raises `SpecError`."""
+    study = read.load_study(name)
     runs = tuple(study_runs(study, scale))
     return PlannedStudy.model_construct(**dict(study), scale=scale, runs=runs)

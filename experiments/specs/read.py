@@ -1,13 +1,15 @@
 """Files become checked sections: studies and single runs from YAML.
 
-What is wrong with a file is a `SpecError` of one sentence that begins with the file's name.
+What is wrong with a file is a `SpecError` of one sentence that begins with the file's name. Trials
+try the methods of the evidence: ``like: <study>.<method>`` takes a section of another study, of
+which keys beside ``like`` replace those of the same name.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,6 @@ from pydantic import ValidationError
 from experiments import models, tasks
 from experiments.data.base import MAX_VOCABULARY, MIN_VOCABULARY
 from experiments.errors import UserError, did_you_mean, not_one_of
-from experiments.specs import likeness
 from experiments.specs.code import ROOT
 from experiments.specs.schema import (
     KEYS,
@@ -91,7 +92,7 @@ def _load(path: Path, stamp: tuple[Any, ...]) -> Study:
             return _parsed(other, stamp)
 
     with one_sentence(path):
-        study = Study.model_validate(likeness.with_likeness(_parsed(path, stamp), read))
+        study = Study.model_validate(with_likeness(_parsed(path, stamp), read))
         _check_names(study, path.stem)
     return study
 
@@ -100,6 +101,42 @@ def _load(path: Path, stamp: tuple[Any, ...]) -> Study:
 def _parsed(path: Path, _stamp: tuple[Any, ...]) -> Any:
     """The value of a file, to be read only: many studies take methods from the same few."""
     return read_yaml(path.read_text(encoding="utf-8"))
+
+
+def methods_of(study: Any) -> dict[Any, Any]:
+    """The sections of ``methods`` as the YAML of a study reads, well-formed or not."""
+    methods = study.get("methods") if isinstance(study, dict) else None
+    return methods if isinstance(methods, dict) else {}
+
+
+def with_likeness(study: Any, read: Callable[[str], Any]) -> Any:
+    """A study, as its YAML reads, with every ``like`` replaced by the section that it names.
+
+    Raises:
+        UserError: For a ``like`` that names no method, or one that is itself like another.
+    """
+    methods = dict(methods_of(study))
+    for key, section in methods.items():
+        if isinstance(section, dict) and "like" in section:
+            methods[key] = _whole(f"methods.{key}.like", section, read)
+    return {**study, "methods": methods} if methods else study
+
+
+def _whole(place: str, section: dict[str, Any], read: Callable[[str], Any]) -> dict[str, Any]:
+    own = dict(section)
+    like = own.pop("like")
+    other, _, method = like.partition(".") if isinstance(like, str) else ("", "", "")
+    if not (other and method):
+        raise UserError(f"{place} is {like!r}, but must be <study>.<method>")
+    others = methods_of(read(other))
+    check_choice(place, method, map(str, others), f"experiments/studies/{other}.yaml")
+    base = others[method]
+    if not isinstance(base, dict) or "like" in base:
+        raise UserError(f"{place} is {like!r}, which has no settings of its own")
+    for one, two in (("levels", "final_sparsity"), ("final_sparsity", "levels")):
+        if one in own and two not in own:
+            base = {name: value for name, value in base.items() if name != two}
+    return {**base, **own}
 
 
 @contextmanager

@@ -73,10 +73,11 @@ def write_whole(path: Path, content: bytes | Callable[[BinaryIO], Any]) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(part, path)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into the latter
         with suppress(OSError):
             part.unlink()
-        raise CannotWrite(f"{path} cannot be written: {error.strerror}") from None
+        reason = getattr(error, "strerror", None) or "the write failed"
+        raise CannotWrite(f"{path} cannot be written: {reason}") from None
     flush_folder(path.parent)
 
 

@@ -1,4 +1,4 @@
-"""The results of a study as DataFrames, for notebooks."""
+"""The results of a study, one reader for all: what was made here, else the committed records."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import pandas as pd
 
 from experiments.errors import UserError
 from experiments.specs.expand import study_runs
+from experiments.specs.planned import PlannedStudy
 from experiments.specs.read import load_study
 from experiments.specs.schema import SCALES, check_choice
-from experiments.store import parquet, paths, reference
+from experiments.store import collect, parquet, paths, reference, tidy
 from experiments.store.io import read_json
+from experiments.store.record import checked
 
 
 class Results(NamedTuple):
@@ -45,8 +47,36 @@ def collected(
     return list(reference.find_all(runs, tables=tables).values())
 
 
+def tables(study: PlannedStudy) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Tidy records and curves of a study; see `experiments.store.tidy`.
+
+    Raises:
+        UserError: If it has runs and no result, neither here nor committed.
+    """
+    folder = paths.study(study.scale, study.name)
+    if (folder / "records.csv").is_file():
+        return tidy.read_records(folder / "records.csv"), tidy.read_curves(folder / "curves.csv")
+    found = reference.find_all(run.id for run in study.runs)
+    if study.runs and not found:
+        raise UserError(
+            f"study {study.name!r} has no results at scale {study.scale!r} yet, neither here nor "
+            f"committed: run `snakemake reproduce --config scale={study.scale} study={study.name}`"
+        )
+    return collect.tables(found.values(), study, committed=found)
+
+
+def scores(study: PlannedStudy) -> pd.DataFrame:
+    """Columns of the tidy records of a study that comparisons read, `tidy.SCORE_COLUMNS`."""
+    path = paths.study(study.scale, study.name) / "records.csv"
+    if path.is_file():
+        return tidy.read_scores(path)
+    found = reference.find_all(run.id for run in study.runs)
+    records = [checked(record, f"committed {name}") for name, record in found.items()]
+    return collect.records_table(records, study)
+
+
 def load(study: str, scale: str) -> Results:
-    """Read the finished runs of a study: those trained here, else the committed ones.
+    """Read the finished runs of a study as DataFrames, for notebooks.
 
     Raises:
         UserError: If there is no such study or scale, or it has no finished run.

@@ -11,12 +11,11 @@ from typing import Any
 
 from experiments import data, machine
 from experiments.errors import CannotWrite, reason
-from experiments.memory import keep_memory
 from experiments.specs.run import RunSpec
 from experiments.store.io import read_cache
 from experiments.store.machine import key as machine_key
 from experiments.training import summary
-from experiments.training.interruption import Interrupted, locked, stop_signals
+from experiments.training.process import Interrupted, locked, stop_signals
 from experiments.training.trainer import Trainer
 
 #: Seconds between two saved states; the variable is for steps of unusual length, and for tests.
@@ -126,7 +125,7 @@ def train(
             device.
         OSError: when a file cannot be written.
     """
-    keep_memory()
+    machine.keep_memory()
     with stop_signals() as received, ExitStack() as held:
         if not locked(spec.id, state_dir, received, log, held) and finished(out, spec):
             return

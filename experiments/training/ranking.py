@@ -1,7 +1,4 @@
-"""Scores of weights for masks that are pruned at initialisation.
-
-Imported by name, so that runs of other masks do not depend on this code.
-"""
+"""Scores of weights for masks that are pruned at initialisation."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import Any
 
 import torch
 
-from experiments.training.batches import over
+from experiments.training.device import over
 from sparse_lib.configure import configure
 from sparse_lib.masks import at_init
 from sparse_lib.masks.init import keep_score

@@ -1,7 +1,7 @@
-"""Saved states of a run: the last two, each verified by its digest.
+"""States of a run: the last two, which it resumes from, and those that other runs continue.
 
-``<folder>/state-<step>-<digest>.pt`` holds tensors and plain values only. A state of other code,
-other data or another first phase is of no use and is removed.
+``<folder>/state-<step>-<digest>.pt`` holds tensors and plain values only, and is verified by its
+digest. A state of other code, other data or another first phase is of no use and is removed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.errors import CannotWrite
+from experiments.errors import UserError
 from experiments.specs.digest import file_digest
-from experiments.store.io import flush_folder
+from experiments.specs.run import RunSpec
+from experiments.store.io import flush_folder, write_whole
+
+#: Folder beside a run's weights with the states that other runs continue, named by their steps.
+STATES = "states"
 
 #: The last state, and the one before it in case that the last is damaged.
 NUM_KEPT = 2
@@ -28,6 +32,23 @@ CAUSES = {
     "data": "the data has changed",
     "first_weights": "the first phase was trained again",
 }
+
+
+def kept_state(path: Path, spec: RunSpec, data_hash: str) -> tuple[dict[str, Any], str]:
+    """The state that another run kept at a step, and the hash of its file.
+
+    Raises:
+        UserError: if that run kept no such state, or was trained on other data.
+    """
+    start = spec.starts_from
+    assert start is not None and start.step is not None
+    file = path / STATES / f"{start.step}.pt"
+    if not file.is_file():
+        raise UserError(f"{file} is missing: {start.run} kept no state of step {start.step}")
+    state = torch.load(file, map_location="cpu", weights_only=True)
+    if state["origin"]["data"] != data_hash:
+        raise UserError(f"{start.run} was trained on other data than {spec.id} is")
+    return state, file_digest(file)
 
 
 class Saved:
@@ -50,25 +71,22 @@ class Saved:
         Raises:
             OSError: If it cannot be written; older states stay as they are.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        part = self.folder / "state.part"
-        try:
-            with part.open("wb") as stream:
-                torch.save({"origin": self.origin, **state}, stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(part, self.folder / f"state-{step}-{file_digest(part)[:32]}.pt")
-        except (OSError, RuntimeError) as error:
-            with suppress(OSError):
-                part.unlink()
-            # torch's own writer turns a full disk into a RuntimeError.
-            reason = getattr(error, "strerror", None) or _reason(self.folder)
-            raise CannotWrite(f"no state can be saved in {self.folder}: {reason}") from None
+        path = self._write("state", state)
+        os.replace(path, path.with_name(f"state-{step}-{file_digest(path)[:32]}.pt"))
         flush_folder(self.folder)
         for path in self.files()[NUM_KEPT:]:
             path.unlink()
 
-    def newest(self) -> Path | None:
+    def keep(self, step: int, state: dict[str, Any]) -> None:
+        """Write the state of a step for other runs to continue."""
+        self._write(f"{STATES}/{step}.pt", state)
+
+    def _write(self, name: str, state: dict[str, Any]) -> Path:
+        whole, path = {"origin": self.origin, **state}, self.folder / name
+        write_whole(path, lambda stream: torch.save(whole, stream))
+        return path
+
+    def newest(self) -> dict[str, Any] | None:
         """The last state that is whole; None without one of this code, data and first phase."""
         for path in self.files():
             state = self.read(path)
@@ -79,7 +97,7 @@ class Saved:
                 continue
             differing = [k for k, value in self.origin.items() if state["origin"].get(k) != value]
             if not differing:
-                return path
+                return state
             causes = " and ".join(CAUSES[key] for key in differing)
             self.say(f"{causes} since step {_step(path)}, so the run begins anew")
             self.remove()
@@ -132,9 +150,3 @@ def set_generators(states: dict[str, Any], device: torch.device) -> None:
 def _step(path: Path) -> int:
     number = path.stem.split("-")[1]
     return int(number) if number.isdecimal() else -1
-
-
-def _reason(folder: Path) -> str:
-    """Why a write failed, for an error of torch that does not say it."""
-    full = shutil.disk_usage(folder).free < 2**20
-    return "no space left on the device" if full else "the write failed"

@@ -14,14 +14,18 @@ from experiments import machine, tasks
 from experiments.errors import Diverged, refusals
 from experiments.models import _transform
 from experiments.specs.run import RunSpec
-from experiments.store.io import write_whole
 from experiments.store.machine import key as machine_key
-from experiments.training import exports, ranking, starts
-from experiments.training.batches import Batches
-from experiments.training.console import say
-from experiments.training.device import allow, autocast, resolve
-from experiments.training.execution import choose, skipping_runner
-from experiments.training.state import Saved, generators, set_generators
+from experiments.training import ranking, weights
+from experiments.training.device import (
+    Batches,
+    allow,
+    autocast,
+    choose,
+    resolve,
+    skipping_runner,
+)
+from experiments.training.process import say
+from experiments.training.state import STATES, Saved, generators, kept_state, set_generators
 from sparse_lib import ift
 from sparse_lib.checkpoint import masks_of
 from sparse_lib.configure import configure
@@ -94,7 +98,7 @@ class Trainer:
         continues = spec.starts_from is not None and spec.starts_from.step is not None
         self.first_weights: str | None = None
         if first is not None and not continues:
-            self.first_weights = starts.take_over(self.model, first, spec, self.task)
+            self.first_weights = weights.take_over(self.model, first, spec, self.task)
         self.sparsity: Group | None = None
         if spec.sparsity is not None:
             with refusals(f"the sparsity of {spec.id}"):
@@ -112,12 +116,11 @@ class Trainer:
         #: Seconds of another run's training that this one went on from.
         self.borrowed_s = 0.0
         origin = {"code": code_hash, "data": self.task.data["hash"]}
-        self.kept = state_dir / exports.STATES
         level = spec.final_sparsity or 0.0
         self.execute(choose(execution, self.sparsity, level) if self.can_skip() else "dense")
         if continues:
             assert first is not None
-            state, self.first_weights = starts.kept_state(first, spec, origin["data"])
+            state, self.first_weights = kept_state(first, spec, origin["data"])
             self.restore(state)
             self.borrowed_s = self.progress.elapsed_s
         self.saved = Saved(state_dir, {**origin, "first_weights": self.first_weights}, self.say)
@@ -168,11 +171,7 @@ class Trainer:
 
     def keep(self) -> None:
         """Write the state of this step for other runs to continue; `export` hands it out."""
-        state = {"origin": self.saved.origin, **self.state()}
-        self.kept.mkdir(parents=True, exist_ok=True)
-        write_whole(
-            self.kept / f"{self.progress.step}.pt", lambda stream: torch.save(state, stream)
-        )
+        self.saved.keep(self.progress.step, self.state())
 
     def try_to_save(self) -> None:
         """Save, or print why that failed; the training continues without a new state."""
@@ -183,12 +182,10 @@ class Trainer:
 
     def resume(self) -> bool:
         """Load the last state that is whole and began with the same code, data and weights."""
-        path = self.saved.newest()
-        state = None if path is None else self.saved.read(path)
-        if state is None:
-            return False
-        self.restore(state)
-        return True
+        state = self.saved.newest()
+        if state is not None:
+            self.restore(state)
+        return state is not None
 
     def restore(self, state: dict[str, Any]) -> None:
         """Be where `state` was returned."""
@@ -262,6 +259,6 @@ class Trainer:
         if masks:
             from safetensors.torch import save_file
 
-            save_file(masks, folder / exports.MASKS)
-        if self.kept.is_dir():
-            shutil.copytree(self.kept, folder / exports.STATES)
+            save_file(masks, folder / weights.MASKS)
+        if (kept := self.saved.folder / STATES).is_dir():
+            shutil.copytree(kept, folder / STATES)

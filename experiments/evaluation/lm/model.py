@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from experiments.errors import UserError, refusals
 from experiments.evaluation.exported import read_model, read_tokenizer
 from experiments.evaluation.skipping import skipping
-from experiments.memory import keep_memory
+from experiments.machine import keep_memory
 
 #: Logits held at once (elements); fewer rows run together where a batch would have more.
 MAX_LOGITS = 2**26

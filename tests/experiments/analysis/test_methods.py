@@ -6,7 +6,6 @@ from experiments.analysis import figures, style
 from experiments.analysis.methods import Methods
 from experiments.specs.lookup import planned_study
 from experiments.specs.planned import NO_STUDY
-from experiments.specs.read import load_study
 from experiments.specs.run import Transform
 from experiments.specs.schema import Method, Start
 from tests.experiments.analysis import synthetic
@@ -67,12 +66,12 @@ def test_every_mean_line_has_markers():
 
 
 def test_committed_studies_keep_their_names_and_looks():
-    looks = Methods(planned_study(load_study("sparsity_library"), "small"))
+    looks = Methods(planned_study("sparsity_library", "small"))
     names = {"dense-control": "Dense, same steps", "set-retuned": "SET, retuned", "rigl95": "RigL"}
     assert {key: looks[key].name for key in names} == names
     assert looks["set-retuned"].color == looks["set"].color and looks["set-retuned"].marker == "*"
     assert looks["rigl95"].color == "#0072B2"
-    looks = Methods(planned_study(load_study("spdf"), "small"))
+    looks = Methods(planned_study("spdf", "small"))
     assert looks.treatment("dense-dense", 0) == "Dense fine-tuned"
     assert looks.treatment("spdf-75", 0) == "SPDF 75%"
     assert looks.treatment("sparse-75", 0.75) == "Sparse fine-tuned 75%"

@@ -8,7 +8,6 @@ import pytest
 
 from experiments.analysis import figures, tables, trials
 from experiments.specs.lookup import planned_study
-from experiments.specs.read import load_study
 from experiments.specs.trials import taken_by
 from experiments.store import reference
 from experiments.store.collect import curves_table, records_table
@@ -81,7 +80,7 @@ def test_the_tuning_page_shows_the_noise_beside_the_difference():
 
 def taken_rates(name):
     """Method to (rate, steps, studies) of each trial whose setting is taken."""
-    study = planned_study(load_study(name), "small")
+    study = planned_study(name, "small")
     found, by = {}, taken_by(study)
     for spec in (run.spec for run in study.runs):
         if by[spec.id]:
@@ -120,7 +119,7 @@ def test_a_setting_of_several_lengths_is_taken_at_that_of_the_evidence():
 
 def committed(name):
     """Records, curves and plan of a study's committed runs."""
-    study = planned_study(load_study(name), "small")
+    study = planned_study(name, "small")
     made = list(reference.find_all(run.id for run in study.runs).values())
     return records_table(made, study), curves_table(made), study
 

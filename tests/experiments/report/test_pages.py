@@ -14,7 +14,6 @@ from experiments.findings.evidence import gather
 from experiments.findings.ledger import Finding
 from experiments.report import cards, render
 from experiments.specs.lookup import planned_study
-from experiments.specs.read import load_study
 from experiments.specs.schema import Answer, SpecError
 from experiments.store import paths
 from tests.experiments.analysis import synthetic
@@ -27,7 +26,7 @@ def finding(word: str, size: str = "") -> Finding:
 
 
 def study(when: str):
-    own = planned_study(load_study("sparsity_library"), "smoke")
+    own = planned_study("sparsity_library", "smoke")
     return own.model_copy(
         update={"answer": {"smoke": Answer(text="It is {set}.", when={"set": when})}}
     )

@@ -9,6 +9,7 @@ import pytest
 from experiments import tasks
 from experiments.store import parquet, tidy
 from experiments.store.collect import (
+    average,
     curve_columns,
     curves_table,
     record_rows,
@@ -17,7 +18,6 @@ from experiments.store.collect import (
 )
 from experiments.store.io import read_jsonl
 from experiments.store.record import final_loss, make_record, read_record, thin_curve
-from experiments.store.scores import average
 from tests.experiments.analysis import synthetic
 
 

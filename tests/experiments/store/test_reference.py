@@ -8,7 +8,7 @@ import pytest
 import experiments
 from experiments.specs.code import training_code_hash
 from experiments.specs.lookup import known_runs
-from experiments.store import fold, parquet, paths, reference
+from experiments.store import parquet, paths, reference
 
 SMOKE = known_runs("smoke")
 FIRST, SECOND, *_ = sorted(SMOKE)
@@ -39,7 +39,7 @@ def place(tmp_path, monkeypatch):
 def test_a_committed_record_is_reused_only_if_spec_and_data_agree(place):
     run, data = SMOKE[FIRST], place / "data"
     assert not reference.reusable(run, data_folder=data)
-    fold.fold([record_of(FIRST)])
+    reference.fold([record_of(FIRST)])
     assert reference.reusable(run, data_folder=data)
     meta = data / run.data_label / "meta.json"
     meta.parent.mkdir(parents=True)
@@ -56,17 +56,17 @@ def test_a_folded_record_replaces_its_run_and_what_no_study_plans_leaves(place):
     home = paths.REFERENCE / SMOKE[FIRST].studies[0]
     parquet.write([record_of(FIRST, spec_hash="old"), record_of(SECOND)], home)
     parquet.write([record_of(FIRST) | {"run": "gone"}], paths.REFERENCE / "retired")
-    assert fold.fold([record_of(FIRST, wall_s=9.0)])
+    assert reference.fold([record_of(FIRST, wall_s=9.0)])
     assert reference.entries().keys() == {FIRST, SECOND}
     assert reference.find(FIRST)["wall_s"] == 9.0
     assert not list((paths.REFERENCE / "retired").glob("*"))
-    assert fold.fold([]) == []
+    assert reference.fold([]) == []
     parquet.write([record_of(FIRST, spec_hash="old"), record_of(SECOND)], home)
-    assert fold.fold([]) and reference.entries().keys() == {SECOND}  # of the spec of today
+    assert reference.fold([]) and reference.entries().keys() == {SECOND}  # of the spec of today
 
 
 def test_show_prints_a_record_as_it_was_and_its_command(place, call):
-    fold.fold([record_of(FIRST)])
+    reference.fold([record_of(FIRST)])
     code, said = call("show", FIRST)
     record, comment = said.split("# ")
     assert code == 0 and json.loads(record) == record_of(FIRST)

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from experiments.training import device, state, trainer
-from experiments.training.batches import Batches
 from tests.experiments.training.short import run_training, short_spec, weights
 
 
@@ -42,7 +41,7 @@ def test_a_step_gets_its_batch_in_any_order(ahead):
     def make(step):
         return torch.arange(12) + 100 * step, torch.arange(12) * 2
 
-    batches = Batches(make, device=torch.device("cpu"), ahead=ahead)
+    batches = device.Batches(make, device=torch.device("cpu"), ahead=ahead)
     for step in (0, 1, 5, 4):  # what was made ahead, and what was not
         assert [part.tolist() for part in batches.of(step)] == [x.tolist() for x in make(step)]
     batches.close()

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 from experiments.specs.run import RunSpec
 from experiments.tasks import epoch_order, lm, warmup_cosine
-from experiments.training import exports
 from experiments.training import loop as training
-from experiments.training.interruption import Interrupted
+from experiments.training.process import Interrupted
+from experiments.training.weights import MASKS
 from sparse_lib.execution import kernels
 from tests.experiments.specs.edit import edited
 from tests.experiments.training.short import (
@@ -210,7 +210,7 @@ def start(spec: RunSpec, corpus: Path, folder: Path, first: Path) -> training.Tr
 
 
 def test_a_second_phase_starts_from_the_first_ones_end(first, corpus, tmp_path):
-    weights, masks = load_file(first / "model.safetensors"), load_file(first / exports.MASKS)
+    weights, masks = load_file(first / "model.safetensors"), load_file(first / MASKS)
     trainer = start(second_phase(densify=True), corpus, tmp_path, first)
     for name, value in trainer.model.state_dict().items():
         assert torch.equal(value, weights[name])

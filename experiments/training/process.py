@@ -1,16 +1,30 @@
-"""Signals that end a training early, and the lock that keeps two trainings of a run apart."""
+"""The process of a training: its printed lines, the signals that end it, the lock of a run."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from experiments.errors import CannotWrite
-from experiments.training.console import say
+
+
+def say(line: str, log: Path | None) -> None:
+    """Print a line and append it to the log.
+
+    Neither a closed terminal nor a full disk may end a training.
+    """
+    if log is not None:
+        try:
+            with log.open("a") as stream:
+                stream.write(line + "\n")
+        except OSError as error:
+            line += f"  (the log {log} cannot be written: {error.strerror})"
+    with suppress(OSError):
+        print(line, flush=True)
 
 
 class Interrupted(SystemExit):

@@ -1,4 +1,4 @@
-"""Runs that begin with what another run has trained."""
+"""Weights and masks in a run's folder ``model``: read back, and taken over by another run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,28 @@ import torch
 from experiments.errors import UserError
 from experiments.specs.digest import file_digest
 from experiments.specs.run import RunSpec
-from experiments.training import exports
 from sparse_lib.checkpoint import densify, load_checkpoint, read_safetensors
+
+#: Beside the exported weights: the masks that they were trained with.
+MASKS = "masks.safetensors"
+
+
+def as_buffers(masks: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Masks under the names that a layout with mask buffers gives them."""
+    return {f"{name}_mask": mask for name, mask in masks.items()}
+
+
+def load(model: torch.nn.Module, folder: Path) -> None:
+    """Load weights and masks of an exported model.
+
+    Raises:
+        RuntimeError: If they do not fit.
+    """
+    from safetensors.torch import load_file, load_model
+
+    load_model(model, folder / "model.safetensors")
+    if (folder / MASKS).is_file():
+        load_checkpoint(model, {**model.state_dict(), **as_buffers(load_file(folder / MASKS))})
 
 
 def take_over(model: torch.nn.Module, path: Path, spec: RunSpec, task: Any) -> str:
@@ -32,11 +52,11 @@ def take_over(model: torch.nn.Module, path: Path, spec: RunSpec, task: Any) -> s
         task.check_start(path)
     try:
         if path.is_dir():
-            exports.load(model, path)
+            load(model, path)
             path /= "model.safetensors"
         else:
             weights, masks = read_safetensors(path)
-            load_checkpoint(model, {**weights, **exports.as_buffers(masks)})
+            load_checkpoint(model, {**weights, **as_buffers(masks)})
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(
             f"the weights of {start.run} do not fit the model of {spec.id}: "
@@ -45,20 +65,3 @@ def take_over(model: torch.nn.Module, path: Path, spec: RunSpec, task: Any) -> s
     if start.densify:
         densify(model)
     return file_digest(path)
-
-
-def kept_state(path: Path, spec: RunSpec, data_hash: str) -> tuple[dict[str, Any], str]:
-    """The state that another run kept at a step, and the hash of its file.
-
-    Raises:
-        UserError: if that run kept no such state, or was trained on other data.
-    """
-    start = spec.starts_from
-    assert start is not None and start.step is not None
-    file = path / exports.STATES / f"{start.step}.pt"
-    if not file.is_file():
-        raise UserError(f"{file} is missing: {start.run} kept no state of step {start.step}")
-    state = torch.load(file, map_location="cpu", weights_only=True)
-    if state["origin"]["data"] != data_hash:
-        raise UserError(f"{start.run} was trained on other data than {spec.id} is")
-    return state, file_digest(file)
