@@ -90,12 +90,8 @@ def test_a_distribution_without_a_wheel_is_built(tmp_path, monkeypatch):
     (source / "pyproject.toml").write_text('[project]\nname = "probe"\nversion = "1.0"\n')
     (source / "probe.py").write_text("")
     shutil.make_archive(str(source), "gztar", tmp_path, "probe-1.0")
-    for name, value in {
-        "NO_INDEX": "1",
-        "FIND_LINKS": str(tmp_path),
-        "NO_BUILD_ISOLATION": "0",
-    }.items():
-        monkeypatch.setenv(f"PIP_{name}", value)
+    for name, value in (("NO_INDEX", "1"), ("NO_BUILD_ISOLATION", "0"), ("FIND_LINKS", tmp_path)):
+        monkeypatch.setenv(f"PIP_{name}", str(value))
     (wheel,) = pack.download({"probe": "1.0"}, tmp_path / "wheels", None)
     assert wheel.name == "probe-1.0-py3-none-any.whl"
     with pytest.raises(UserError, match="a wheel is missing: .* other==1.0; name by --has"):

@@ -2,7 +2,6 @@
 
 import inspect
 import re
-import warnings
 
 import pytest
 import torch
@@ -108,19 +107,18 @@ def test_a_class_that_is_not_finished_is_named_with_what_it_lacks():
 
 
 @pytest.mark.parametrize(("update", "warns"), [(None, True), (1, True), (2, False)])
-def test_mask_steps_that_are_all_steps_are_warned_of(update, warns):
-    config = {"algorithm": "rigl", "sparsity": 0.5, "skip_update_on_mask_steps": True}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        sl.configure(config | {"update": update})
-    assert any("no weight is trained" in str(w.message) for w in caught) is warns
+def test_mask_steps_that_are_all_steps_are_warned_of(update, warns, recwarn):
+    sl.configure(of("rigl", skip_update_on_mask_steps=True, update=update))
+    assert any("no weight is trained" in str(w.message) for w in recwarn) is warns
 
 
 def test_an_argument_that_a_class_lacks_is_named():
-    with pytest.raises(SettingError, match="RigL takes no 'drop_fractoin'; did you mean 'drop_fr"):
-        sl.RigL(0.9, drop_fractoin=0.1)
-    with pytest.raises(SettingError, match="no 'param_filter'; give it to sparse_lib.configure"):
-        sl.RigL(0.9, param_filter="*.weight")
+    for wrong, words in (
+        ({"drop_fractoin": 0.1}, "RigL takes no 'drop_fractoin'; did you mean 'drop_fr"),
+        ({"param_filter": "*.weight"}, "no 'param_filter'; give it to sparse_lib.configure"),
+    ):
+        with pytest.raises(SettingError, match=words):
+            sl.RigL(0.9, **wrong)
 
 
 def test_signature_and_repr_show_the_settings_of_a_class():

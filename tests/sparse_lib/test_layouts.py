@@ -1,5 +1,7 @@
 """Outputs and inputs of each layer kind, against derivatives of the layer itself."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -33,16 +35,14 @@ class Turned(nn.Linear):
         return x @ self.weight
 
 
-def mixtral_experts():
-    config = MixtralConfig(hidden_size=8, intermediate_size=4, num_local_experts=2)
+def experts_of(kind, settings):
+    config = settings(hidden_size=8, intermediate_size=4, num_local_experts=2)
     config._experts_implementation = "eager"
-    return MixtralExperts(config)
+    return kind(config)
 
 
-def gpt_oss_experts():
-    config = GptOssConfig(hidden_size=8, intermediate_size=4, num_local_experts=2)
-    config._experts_implementation = "eager"
-    return GptOssExperts(config)
+mixtral_experts = partial(experts_of, MixtralExperts, MixtralConfig)
+gpt_oss_experts = partial(experts_of, GptOssExperts, GptOssConfig)
 
 
 PLAIN = {
@@ -57,10 +57,6 @@ PLAIN = {
     "transposed, groups": (lambda: nn.ConvTranspose1d(16, 8, 2, groups=4, bias=False), (16, 3)),
     "recurrent": (lambda: FromState(3, 8, bias=False), (8,)),
 }
-
-
-def weight_of(layer):
-    return "weight_hh" if isinstance(layer, FromState) else "weight"
 
 
 def touched(layer, name, shape):
@@ -83,7 +79,7 @@ def touched(layer, name, shape):
 def test_each_kinds_outputs_and_inputs_are_those_that_a_weight_joins(kind):
     make, shape = PLAIN[kind]
     layer = make()
-    name = weight_of(layer)
+    name = "weight_hh" if isinstance(layer, FromState) else "weight"
     layout = layout_of(layer, name, layer.get_parameter(name))
     outputs, inputs = touched(layer, name, shape)
     rows = layout.matrices(outputs).flatten(3).flatten(0, 2)
@@ -200,21 +196,19 @@ def test_unknown_layers_are_refused_for_structured_settings(config):
 
 
 def test_what_n_m_does_not_divide_stays_dense_on_request():
-    def net():
-        return nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 8, 3), nn.Linear(30, 10))
+    def shaped(**shaper):
+        return sl.configure({"sparsity": 0.5, "score_shaper": {"type": "2:4", **shaper}})
 
-    config = {"sparsity": 0.5, "init_method": "topk"}
+    net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 8, 3), nn.Linear(30, 10))
     with pytest.raises(ValueError, match=r"'0.weight'.*divisible by 4.*'?remainder"):
-        sl.configure({**config, "score_shaper": "2:4"}).apply(net())
-    shaper = {"type": "2:4", "remainder": "dense"}
-    algorithm = sl.configure({**config, "score_shaper": shaper})
+        shaped().apply(net)
     with pytest.warns(UserWarning, match="stays dense") as told:
-        algorithm.apply(net())
+        (algorithm := shaped(remainder="dense")).apply(net)
     assert {p.name: p.sparsity for p in algorithm.sparse_params.values()} == {"1.weight": 0.5}
     assert ["'0.weight'" in str(w.message) for w in told] == [True, False]
     assert ["'2.weight'" in str(w.message) for w in told] == [False, True]
     with pytest.raises(ValueError, match="remainder must be 'refuse' or 'dense', not 'drop'"):
-        sl.configure({**config, "score_shaper": {"type": "2:4", "remainder": "drop"}})
+        shaped(remainder="drop")
 
 
 def test_directions_of_weight_norm_have_the_layout_of_their_layer():

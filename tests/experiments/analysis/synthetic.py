@@ -1,5 +1,6 @@
 """Synthetic run records with known truth, in the form that training and evaluation write."""
 
+import itertools
 import math
 
 import numpy as np
@@ -84,12 +85,8 @@ def train_json(spec, rows):
 def eval_json(spec, rows, rng):
     loss = rows[-1]["loss"] + 0.01
     shared = {"num_fewshot": 0, "limit": None, "batch_size": 8, "dtype": "float32"}
-    shared |= {
-        "execution": "auto",
-        "truncated_fraction": 0.0,
-        "split": "validation",
-        "data_hash": "87654321",
-    }
+    shared |= {"execution": "auto", "truncated_fraction": 0.0, "split": "validation"}
+    shared |= {"data_hash": "87654321"}
     score = 0.5 + 0.1 * (spec["method"] == "dense") + rng.normal(0, 0.01)
     return {
         "run": spec["id"], "weights_hash": "aa", "suite": "quick", "suite_hash": "bb",
@@ -106,12 +103,10 @@ def eval_json(spec, rows, rng):
 def make(*, seeds=3, methods=METHODS):
     """Records of every method and seed."""
     records = []
-    for method in methods:
-        for seed in range(seeds):
-            rng = np.random.default_rng([0, seed, sorted(METHODS).index(method)])
-            run = spec(method, seed)
-            rows = metrics(method, rng)
-            records.append(make_record(train_json(run, rows), eval_json(run, rows, rng), rows))
+    for method, seed in itertools.product(methods, range(seeds)):
+        rng = np.random.default_rng([0, seed, sorted(METHODS).index(method)])
+        run, rows = spec(method, seed), metrics(method, rng)
+        records.append(make_record(train_json(run, rows), eval_json(run, rows, rng), rows))
     return records
 
 

@@ -46,14 +46,11 @@ def test_processors_of_one_name_are_told_apart(tmp_path, monkeypatch):
     assert "model 17" in machine.processor(new) and "avx512_bf16" in machine.processor(new)
 
 
-def test_threads_versions_and_kernels_make_another_machine():
+def test_the_facts_say_what_ran_and_threads_versions_and_kernels_make_another_machine():
     key = machine.key(synthetic.MACHINE)
     for change in ({"num_threads": 2}, {"versions": {"torch": "2.1"}}, {"kernels": {}}):
         assert machine.key({**synthetic.MACHINE, **change}) != key
     assert machine.key(json.loads(json.dumps(synthetic.MACHINE))) == key
-
-
-def test_the_facts_say_what_ran():
     facts = gathered.facts(1)
     assert facts["versions"].keys() == {"torch", "numpy", "sparse_lib"}
     assert facts["torch_isa"] and facts["cores"] >= 1
@@ -88,10 +85,13 @@ def two_machines():
     return *synthetic.frames(made, name="device"), made
 
 
+KEY, OTHER = machine.key(synthetic.MACHINE), machine.key({**synthetic.MACHINE, "model": 99})
+
+
 def test_no_row_of_a_table_mixes_machines(two_machines, computed):
     records, curves, study, _ = two_machines
     of_run = records.drop_duplicates("run").set_index("run")["machine"]
-    keys = {machine.key(synthetic.MACHINE), machine.key({**synthetic.MACHINE, "model": 99})}
+    keys = {KEY, OTHER}
     times = tables.load("wall_times").make(records, curves, study)
     timed = times.dropna(subset=["wall time (s)"])
     assert set(timed["machine"]) == keys and set(times["machine"]) == keys | {"not recorded"}
@@ -113,12 +113,11 @@ def test_times_that_runs_took_beside_other_work_are_marked(two_machines, compute
         if method == "rigl":
             record["num_threads"] = 2  # of which the loop keeps one idle
     records, curves = records_table(made, study), curves_table(made)
-    key, other = machine.key(synthetic.MACHINE), machine.key({**synthetic.MACHINE, "model": 99})
     table = tables.load("wall_times").make(records, curves, study)
     marks = table.set_index(["method", "machine"])["beside other work"]
-    assert marks["set", other] == "yes" and marks["set", key] == "no"
-    assert marks["static", other] == "no"
-    assert marks["gmp", key] == marks["rigl", key] == "not recorded"
+    assert marks["set", OTHER] == "yes" and marks["set", KEY] == "no"
+    assert marks["static", OTHER] == "no"
+    assert marks["gmp", KEY] == marks["rigl", KEY] == "not recorded"
     runs = tables.load("runs").make(records, curves, study).set_index("run")
     marked = runs[runs["beside other work"] == "yes"]
     assert len(marked) == 1 and "__set-" in marked.index[0] and marked["seed"].iloc[0] == 1

@@ -50,17 +50,11 @@ def test_what_wins_by_no_more_than_noise_does_not_replace_the_default(
     assert found["value"].idxmin() == found["choice"].str.startswith("best").idxmax()
 
 
-def test_more_seeds_make_the_margin_smaller_and_unknown_noise_decides_nothing():
+def test_the_margin_of_a_tie_by_hand():
     assert trials.tie_margin(1.0) == pytest.approx(1.96 * math.sqrt(2), abs=1e-3)
     assert trials.tie_margin(1.0, 3) == pytest.approx(trials.tie_margin(1.0) / math.sqrt(3))
-    assert trials.choose({1: 9.0, 2: 1.0}, {1: 0.0, 2: 1.0}, math.nan) == 1
-
-
-def test_a_setting_without_another_has_won_nothing():
+    assert trials.choose({1: 9.0, 2: 1.0}, {1: 0.0, 2: 1.0}, math.nan) == 1  # unknown noise
     assert trials.judged(table(("a", 0.01, 60.0)), 0.02)["choice"].tolist() == ["the only one"]
-
-
-def test_pooled_noise_by_hand():
     # Variances 0.5 and 1 with 1 and 2 degrees of freedom.
     assert trials.pooled_sd([[0.0, 1.0], [0.0, 1.0, 2.0], [7.0]]) == pytest.approx(
         math.sqrt((0.5 + 2.0) / 3)
@@ -89,10 +83,6 @@ def taken_rates(name):
     return found
 
 
-def recorded_rate(run):
-    return reference.find(run)["spec"]["recipe"]["learning_rate"]
-
-
 def test_what_is_taken_is_what_the_committed_runs_trained_with():
     found = taken_rates("sparsity_library_tuning")
     place, end = ("llama-0.2m", "enwiki-slice"), "enwiki-slice-v1024__half-batch__seed0"
@@ -100,9 +90,9 @@ def test_what_is_taken_is_what_the_committed_runs_trained_with():
         ("dense-control", "dense-control"), ("static", "static-s0.80"), ("gmp", "gmp-s0.80"),
         ("set", "set-s0.80"), ("rigl", "rigl-s0.80"), ("granet-rare", "granet-s0.80"),
     ):  # fmt: skip
-        rate = recorded_rate(f"small__llama-0.2m__{part}__{end}")
+        spec = reference.find(f"small__llama-0.2m__{part}__{end}")["spec"]
         own = [entry for entry in found[(*place, method)] if entry[2] == "sparsity_library"]
-        assert own == [(pytest.approx(rate), 750, "sparsity_library")]
+        assert own == [(pytest.approx(spec["recipe"]["learning_rate"]), 750, "sparsity_library")]
     # The frequent large updates of GraNet are in no study; settings chosen later have a name.
     assert (*place, "granet") not in found
     assert (0.0075, 750, "sparsity_library (dense-retuned)") in found[(*place, "dense-control")]

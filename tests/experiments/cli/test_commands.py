@@ -53,20 +53,22 @@ def written(folder: Path, *records: dict) -> list[Path]:
     return files
 
 
+COLLECT = ("collect", "--study", STUDY, "--scale", SCALE)
+
+
 def test_collect_deletes_nothing_before_it_has_read_everything(place, call):
-    collect = ("collect", "--study", STUDY, "--scale", SCALE)
     files = written(place.parent / "made", *RECORDS[:3])
-    code, text = call(*collect, *files)
+    code, text = call(*COLLECT, *files)
     assert code == 0 and "trained by other code than is here" in text
     before = contents(place)
     assert "results/small/spdf/records.csv" in before
-    assert "--committed" in call(*collect)[1]
+    assert "--committed" in call(*COLLECT)[1]
     broken = place.parent / "record.json"
     broken.write_text(json.dumps(RECORDS[1])[:200])
     other = next(name for name in reference.entries() if name.startswith("small__resnet"))
     [foreign] = written(place.parent / "foreign", reference.find(other))
     for bad in (place / "nothing.json", broken, foreign):
-        code, text = call(*collect, files[0], bad)
+        code, text = call(*COLLECT, files[0], bad)
         assert code not in (0, None) and str(bad) in text
         assert contents(place) == before
 
@@ -75,12 +77,11 @@ def test_collect_says_which_records_are_committed(place, call):
     import pandas as pd
 
     [own] = written(place / "results" / SCALE / "runs", RECORDS[1])
-    collect = ("collect", "--study", STUDY, "--scale", SCALE)
-    assert call(*collect, "--committed", own)[0] == 0
+    assert call(*COLLECT, "--committed", own)[0] == 0
     table = pd.read_csv("results/small/spdf/records.csv")
     by_run = table.groupby("run")["committed"].unique().map(list).to_dict()
     assert by_run == {record["run"]: [record is not RECORDS[1]] for record in RECORDS}
-    assert call(*collect, own)[0] == 0
+    assert call(*COLLECT, own)[0] == 0
     table = pd.read_csv("results/small/spdf/records.csv")
     assert set(table["run"]) == {RECORDS[1]["run"]} and not table["committed"].any()
 
@@ -159,30 +160,23 @@ def test_data_that_are_missing_name_the_command_that_fetches_them(call, place, m
         assert f"`python -m experiments prepare --data {data}` fetches it" in text
 
 
-def programming_error(*_args, **_options):
-    raise ValueError("direction is 3: it must be less, greater")
+def test_a_bug_still_shows_its_traceback(place, monkeypatch):
+    def fail(*_args, **_options):
+        raise ValueError("direction is 3: it must be less, greater")
 
-
-EVALUATE = ("evaluate", "--model", ".", "--suite", "x")
-
-
-@pytest.mark.parametrize(
-    ("where", "command"),
-    [
-        ("experiments.cli.train.check_device", ("train", "--run", RUN)),
-        ("experiments.evaluation.model.evaluate_model", EVALUATE),
-    ],
-)
-def test_a_bug_still_shows_its_traceback(place, monkeypatch, where, command):
-    monkeypatch.setattr(where, programming_error)
-    monkeypatch.setattr(sys, "argv", ["experiments", *command])
-    with pytest.raises(ValueError) as caught:
-        main()
-    assert not isinstance(caught.value, UserError)
+    for where, words in (
+        ("experiments.cli.train.check_device", f"train --run {RUN}"),
+        ("experiments.evaluation.model.evaluate_model", "evaluate --model . --suite x"),
+    ):
+        monkeypatch.setattr(where, fail)
+        monkeypatch.setattr(sys, "argv", ["experiments", *words.split()])
+        with pytest.raises(ValueError) as caught:
+            main()
+        assert not isinstance(caught.value, UserError)
 
 
 def test_a_page_is_drawn_again_as_it_was(place, call):
-    assert call("collect", "--study", STUDY, "--scale", SCALE, "--committed")[0] == 0
+    assert call(*COLLECT, "--committed")[0] == 0
     arguments = ("report", "--study", STUDY, "--scale", SCALE)
     assert call(*arguments)[0] == 0
     page = place / "reports" / SCALE / STUDY

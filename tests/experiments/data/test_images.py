@@ -72,20 +72,20 @@ def test_cifar_does_not_depend_on_the_order_of_the_mirror(tmp_path):
 
 
 def test_wrong_requests_are_one_sentence_each(tmp_path):
-    with pytest.raises(ValueError, match="num_images is 0, but must be at least 1"):
-        data.prepare("glyphs", out=tmp_path, num_images=0)
-    with pytest.raises(ValueError, match="data.vocab_size is missing, but wikipedia-start is text"):
-        data.prepare("wikipedia-start", out=tmp_path)
-    assert "uoft-cs/cifar100 (cifar100), which is not mirrored" in data.available("cifar100")
-    with pytest.raises(base.MissingData, match="cifar100 needs uoft-cs/cifar100"):
-        data.prepare("cifar100", out=tmp_path, mirror=tmp_path)
     part, whole = tmp_path / "part", tmp_path / "all"
     write_images(part, "uoft-cs/cifar100", "cifar100", splits=("train",), **CIFAR)
-    assert "test split" in data.available("cifar100", mirror=part)
     write_images(whole, "uoft-cs/cifar100", "cifar100", **CIFAR)
-    with pytest.raises(ValueError, match="num_images is 37, but cifar100 has only 36"):
-        data.prepare("cifar100", out=tmp_path, mirror=whole, num_images=37)
+    assert "uoft-cs/cifar100 (cifar100), which is not mirrored" in data.available("cifar100")
+    assert "test split" in data.available("cifar100", mirror=part)
     assert data.available("cifar100", mirror=whole) is None
+    for name, options, words in (
+        ("glyphs", {"num_images": 0}, "num_images is 0, but must be at least 1"),
+        ("wikipedia-start", {}, "data.vocab_size is missing, but wikipedia-start is text"),
+        ("cifar100", {"mirror": tmp_path}, "cifar100 needs uoft-cs/cifar100"),
+        ("cifar100", {"mirror": whole, "num_images": 37}, "is 37, but cifar100 has only 36"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            data.prepare(name, out=tmp_path, **options)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Registry, tokenizers, token files and mirrored datasets."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -76,19 +77,17 @@ def test_mirrored_dataset_is_prepared_and_loaded(tmp_path, monkeypatch):
 
 
 def test_what_is_missing_is_one_sentence_before_any_work(tmp_path):
-    problem = data.available("wikitext-2")
-    assert problem and "Salesforce/wikitext" in problem and "SPARSE_MIRROR" in problem
-    with pytest.raises(data.MissingData, match="Salesforce/wikitext"):
-        data.prepare("wikitext-2", out=tmp_path / "out", vocab_size=300)
+    for config in ("wikitext-103-v1", "wikitext-2-v1"):
+        write_mirror(tmp_path / config, "Salesforce/wikitext", {"test": ROWS}, [config])
+    for mirror, words in (
+        (None, "Salesforce/wikitext.*SPARSE_MIRROR"),
+        (tmp_path / "wikitext-103-v1", "wikitext-2-v1"),
+        (tmp_path / "wikitext-2-v1", "train and validation"),
+    ):
+        assert re.search(words, data.available("wikitext-2", mirror))
+        with pytest.raises(data.MissingData, match=words):
+            data.prepare("wikitext-2", out=tmp_path / "out", vocab_size=300, mirror=mirror)
     assert not (tmp_path / "out").exists()
-    write_mirror(tmp_path / "other", "Salesforce/wikitext", {"test": ROWS}, ["wikitext-103-v1"])
-    problem = data.available("wikitext-2", tmp_path / "other")
-    assert problem and "wikitext-2-v1" in problem
-    write_mirror(tmp_path, "Salesforce/wikitext", {"test": ROWS}, ["wikitext-2-v1"])
-    problem = data.available("wikitext-2", tmp_path)
-    assert problem and "train and validation" in problem
-    with pytest.raises(data.MissingData, match="train and validation"):
-        data.prepare("wikitext-2", out=tmp_path / "out", vocab_size=300, mirror=tmp_path)
 
 
 def test_hash_follows_text_and_vocabulary_and_tokenizer_is_reused(tmp_path, monkeypatch):

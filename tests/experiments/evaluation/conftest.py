@@ -13,6 +13,7 @@ from experiments.data import packing
 from experiments.data.base import END_OF_TEXT
 from experiments.data.files import LIST, META, seal
 from experiments.data.tokenizer import train_bpe
+from tests.sparse_lib import tiny_models
 
 CONTEXT = 32
 NOUNS = "mask weight layer model schedule gradient tensor window token batch".split()
@@ -46,16 +47,13 @@ def tokenizer(documents):
 
 @pytest.fixture(scope="session")
 def model(tokenizer):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 48}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    sizes |= {"max_position_embeddings": CONTEXT, "bos_token_id": 0, "eos_token_id": 0}
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 48}
-        sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
-        sizes |= {"max_position_embeddings": CONTEXT, "bos_token_id": 0, "eos_token_id": 0}
         # Far from uniform, so that errors show.
-        config = LlamaConfig(**sizes, initializer_range=0.3)
-        return LlamaForCausalLM(config).eval()
+        return tiny_models.llama(**sizes, initializer_range=0.3).eval()
 
 
 @pytest.fixture(scope="session")

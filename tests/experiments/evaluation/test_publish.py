@@ -14,7 +14,6 @@ from experiments.cli import app as commands
 from experiments.data.files import seal
 from experiments.errors import UserError
 from experiments.evaluation.model import evaluate_model
-from experiments.specs.schema import SpecError
 from experiments.training import single
 from tests.experiments.evaluation.conftest import write_corpus
 
@@ -102,8 +101,7 @@ def test_the_card_says_what_the_weights_are(trained, out):
     assert "--params 'my run.yaml' --model_dir out" in body
     assert yaml.safe_load((out / "run.yaml").read_text()) == train["spec"]
 
-
-def test_the_export_is_a_crate_that_names_data_command_and_each_file(out):
+    # The folder is a crate that names data, command and each file.
     crate = ROCrate(out)
     names = {path.name for path in out.iterdir()} - {"ro-crate-metadata.json"}
     assert {file.id for file in crate.get_by_type("File")} == names
@@ -114,12 +112,14 @@ def test_the_export_is_a_crate_that_names_data_command_and_each_file(out):
 
 
 def test_what_cannot_be_exported_is_one_sentence(trained, tmp_path):
-    with pytest.raises(SpecError, match="--run or the folder of one by --model, and not both"):
-        call("--out", tmp_path / "a")
-    with pytest.raises(UserError, match="holds no train.json and model/"):
-        call("--model", tmp_path, "--out", tmp_path / "a")
-    with pytest.raises(UserError, match="which exists; name a new folder"):
-        call("--model", trained / "out", "--out", trained)
+    new = ("--out", tmp_path / "a")
+    for words, message in (
+        (new, "--run or the folder of one by --model, and not both"),
+        (("--model", tmp_path, *new), "holds no train.json and model/"),
+        (("--model", trained / "out", "--out", trained), "which exists; name a new folder"),
+    ):
+        with pytest.raises(UserError, match=message):
+            call(*words)
     copy = shutil.copytree(trained / "out", tmp_path / "copy")
     weights = load_file(copy / "model/model.safetensors")
     weights["model.norm.weight"] += 1

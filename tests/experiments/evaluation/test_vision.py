@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from experiments import data
 from experiments.data.files import seal
@@ -32,9 +33,7 @@ def test_scores_by_hand():
     labels = np.array([0, 1, 1, 0])
     rows = by_name(scores(np.log(probabilities) + 3.0, labels, CLASSES))
     top1 = rows["images", "accuracy"]
-    assert (
-        top1["value"] == 0.5 and top1["num_items"] == 4 and top1["chance"] == pytest.approx(1 / 3)
-    )
+    assert (top1["value"], top1["num_items"], top1["chance"]) == (0.5, 4, pytest.approx(1 / 3))
     # Two of four: variance 1/3 over the sample, so the error of the mean is sqrt(1/12).
     assert top1["stderr"] == pytest.approx(math.sqrt(1 / 12))
     loss = rows["images", "loss"]
@@ -93,49 +92,36 @@ def test_evaluate_writes_each_split_and_keeps_what_is_scored(classifier, glyphs,
     assert splits == {"validation", "test"}
     assert {row["data_hash"] for row in result["scores"]} == {data.load(glyphs).meta["hash"]}
 
-    def again(*_):
-        raise AssertionError("scored twice")
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(accuracy, "_scores", again)
+        patch.setattr(accuracy, "_scores", lambda *_: pytest.fail("scored twice"))
         out = tmp_path / "other.json"
         assert accuracy.evaluate(*arguments, out=out, cache=tmp_path / "cache") == result
-        with pytest.raises(AssertionError, match="scored twice"):
+        with pytest.raises(pytest.fail.Exception, match="scored twice"):
             accuracy.evaluate(*arguments, out=out, cache=tmp_path / "empty")
 
 
-def test_a_model_of_other_classes_is_refused(classifier, glyphs, tmp_path):
+def test_a_model_of_other_classes_or_without_all_weights_is_refused(classifier, glyphs, tmp_path):
     meta = data.prepare("glyphs", out=tmp_path / "data", num_images=47)
     meta["classes"] = [*meta["classes"], "one more"]
     seal(tmp_path / "data", meta, (tmp_path / "data").glob("*.npy"))
     with pytest.raises(ValueError, match="tells 47 classes apart, but .* has 48"):
         accuracy.evaluate(classifier, tmp_path / "data", "vision", out=tmp_path)
-
-
-def test_a_suite_says_how_many_images_and_how_the_model_runs(
-    classifier, glyphs, tmp_path, monkeypatch
-):
-    executions = []
-    monkeypatch.setattr(
-        accuracy, "skipping", lambda model, execution: executions.append(execution) or model
-    )
-    path = tmp_path / "own.yaml"
-    path.write_text("kind: images\nexecution: dense\nsplits: [test]\n")
-    result = accuracy.evaluate(classifier, glyphs, str(path), out=tmp_path)
-    assert executions == ["dense"]
-    row = next(row for row in result["scores"] if row["metric"] == "accuracy")
-    assert row["limit"] is None and row["execution"] == "dense"
-
-
-def test_a_classifier_that_lacks_weights_is_refused(classifier, glyphs, tmp_path):
-    from safetensors.torch import load_file, save_file
-
     weights = load_file(classifier / "model.safetensors")
     del weights[next(name for name in weights if name.endswith("weight"))]
     (tmp_path / "config.json").write_bytes((classifier / "config.json").read_bytes())
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match="the file lacks 1 weights, "):
         accuracy.evaluate(tmp_path, glyphs, "vision", out=tmp_path)
+
+
+def test_a_suite_says_how_the_model_runs(classifier, glyphs, tmp_path, monkeypatch):
+    executions, path = [], tmp_path / "own.yaml"
+    monkeypatch.setattr(accuracy, "skipping", lambda model, how: executions.append(how) or model)
+    path.write_text("kind: images\nexecution: dense\nsplits: [test]\n")
+    result = accuracy.evaluate(classifier, glyphs, str(path), out=tmp_path)
+    assert executions == ["dense"]
+    row = next(row for row in result["scores"] if row["metric"] == "accuracy")
+    assert row["limit"] is None and row["execution"] == "dense"
 
 
 def test_metrics_of_other_outputs_are_left_out():

@@ -1,6 +1,7 @@
 """Estimates and words against scipy and against numbers worked out by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -57,29 +58,27 @@ def test_shared_seeds_pair_the_arms_and_a_fresh_draw_does_not():
     assert not estimate(apart, [(arm("a"), arm("b"))], sign=1).paired
 
 
+PAIR = [(arm("a"), arm("b"))]
+
+
 def test_strata_are_compared_within_each_model():
-    both = {
-        arm("a", "small"): {0: 1.0, 1: 1.2},
-        arm("b", "small"): {0: 0.0, 1: 0.2},
-        arm("a", "large"): {0: 11.0, 1: 11.2},
-        arm("b", "large"): {0: 10.0, 1: 10.2},
-    }
     strata = [(arm("a", m), arm("b", m)) for m in ("small", "large")]
+    means = zip((one for pair in strata for one in pair), (1.0, 0.0, 11.0, 10.0))
+    both = {one: {0: mean, 1: mean + 0.2} for one, mean in means}
     assert estimate(both, strata).effect == pytest.approx(1.0)
 
 
 def test_probability_of_being_better_counts_pairs():
-    found = estimate(cells(a=[1.0, 3.0], b=[2.0, 0.0]), [(arm("a"), arm("b"))], sign=1)
-    assert found.better == pytest.approx(3 / 4)
-    lower = estimate(cells(a=[1.0, 3.0], b=[2.0, 0.0]), [(arm("a"), arm("b"))], sign=-1)
-    assert lower.better == pytest.approx(1 / 4)
+    for sign, share in ((1, 3 / 4), (-1, 1 / 4)):
+        found = estimate(cells(a=[1.0, 3.0], b=[2.0, 0.0]), PAIR, sign=sign)
+        assert found.better == pytest.approx(share)
 
 
 def interval(low, high):
     """An estimate with these ends."""
     mid = (low + high) / 2
-    base = estimate(cells(a=[0.0, 1.0, 2.0], b=[0.0, 1.0, 2.0]), [(arm("a"), arm("b"))], sign=1)
-    return type(base)(**{**vars(base), "effect": mid, "low": low, "high": high})
+    base = estimate(cells(a=[0.0, 1.0, 2.0], b=[0.0, 1.0, 2.0]), PAIR, sign=1)
+    return replace(base, effect=mid, low=low, high=high)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +103,7 @@ def test_word_follows_from_interval_zero_and_published_effect(low, high, target,
 def test_unresolved_word_says_how_many_seeds_would_do_and_one_of_each_is_no_test():
     found = judge(interval(-1, 1), 1.0, is_published=True)
     assert "32 seeds" in found.reason  # 2 * (4 * sd / effect)^2 at a deviation of 1
-    found = estimate(cells(a=[1.0], b=[0.0]), [(arm("a"), arm("b"))])
+    found = estimate(cells(a=[1.0], b=[0.0]), PAIR)
     assert judge(found, 1.0, is_published=True).word == NO_TEST
 
 
@@ -131,7 +130,6 @@ def test_spread_between_workloads_is_that_of_dersimonian_and_laird():
 
 def test_order_of_methods_is_a_rank_correlation():
     means = {"static": 70.0, "set": 72.0, "rigl": 74.0, "gmp": 73.0}
-    tau, _ = kendall(["static", "set", "rigl", "gmp"], means, 1)
-    assert tau == pytest.approx(4 / 6)  # one of six pairs is turned round
-    assert kendall(["static", "set", "rigl", "gmp"], means, -1)[0] == pytest.approx(-4 / 6)
+    for sign in (1, -1):  # one of six pairs is turned round
+        assert kendall([*means], means, sign)[0] == pytest.approx(sign * 4 / 6)
     assert math.isnan(kendall(["static", "set"], means, 1)[0])

@@ -139,9 +139,8 @@ def test_what_is_imported_at_run_time_is_in_the_closure(entry):
 def test_code_hash_ignores_comments_and_docstrings(tmp_path):
     texts = ('"""Doc."""\nX = 1\n', '"""Other."""\n\n# why\nX = 1\n', "X = 2\n",
              "class A:\n    def f(self, *x): return []\n")  # fmt: skip
-    hashes = []
+    hashes, path = [], ROOT / "tests" / "experiments" / "_code_hash_probe.py"
     for text in texts:
-        path = ROOT / "tests" / "experiments" / "_code_hash_probe.py"
         path.write_text(text)
         code._syntax.cache_clear()
         forget()

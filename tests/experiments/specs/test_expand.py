@@ -9,42 +9,39 @@ from experiments.specs.schema import SCALES
 from tests.experiments.specs.edit import BASE, edited, error_of, two_phases, with_transform
 
 
-def test_one_id_with_two_specs_is_refused(write):
-    write(lambda s: None)
-    folder = write(
-        lambda s: (s.update(name="twin"), s["scales"]["smoke"][0]["recipe"].update(tokens=81920)),
-        name="twin",
-    )
-    message = error_of(folder)
-    assert "one spec in sparsity_library.yaml and another in twin.yaml" in message
-
-
-def test_two_studies_share_a_run(write):
+def test_two_studies_share_a_run_and_one_id_with_two_specs_is_refused(write):
     write(lambda s: None)
     folder = write(lambda s: s.update(name="twin"), name="twin")
     runs = all_runs("smoke", folder=folder)
     assert {run.studies for run in runs.values()} == {("sparsity_library", "twin")}
 
+    def change(study):
+        study["name"] = "twin"
+        study["scales"]["smoke"][0]["recipe"].update(tokens=81920)
 
-def test_sparse_runs_halve_the_batch_and_double_the_steps():
+    message = error_of(write(change, name="twin"))
+    assert "one spec in sparsity_library.yaml and another in twin.yaml" in message
+
+
+def test_sparse_runs_halve_the_batch_and_double_the_steps_and_shares_become_steps():
     study = load_study("sparsity_library")
-    runs = {run.spec.method: run.spec.recipe for run in study_runs(study, "smoke")}
-    assert runs["static"].batch_size * 2 == runs["dense"].batch_size
-    assert runs["static"].steps == 2 * runs["dense"].steps
+    smoke = {run.spec.method: run.spec for run in study_runs(study, "smoke")}
+    rigl = next(run.spec for run in study_runs(study, "quick") if run.spec.method == "rigl90")
+    static, dense = smoke["static"], smoke["dense"]
+    assert static.recipe.batch_size * 2 == dense.recipe.batch_size
+    assert static.recipe.steps == 2 * dense.recipe.steps
+    assert rigl.sparsity["update"]["stop"] == round(0.75 * rigl.recipe.steps)
+    assert rigl.sparsity["seed"] == rigl.seed
 
 
 def test_a_grid_may_name_its_seeds_and_its_recipe_variant(write):
     def change(study):
         scales = {"batch_scale": 0.5, "learning_rate_scale": 4.0, "budget_scale": 3.0}
         study["recipes"]["long"] = scales
-        study["scales"]["smoke"][0] |= {
-            "methods": {"static": [7, 9]},
-            "variant": "long",
-            "learning_rate_scale": {"static": 0.5, "rigl": 3.0},
-        }
+        rates = {"learning_rate_scale": {"static": 0.5, "rigl": 3.0}, "variant": "long"}
+        study["scales"]["smoke"][0] |= {"methods": {"static": [7, 9]}, **rates}
 
-    folder = write(change)
-    runs = study_runs(load_study("sparsity_library", folder=folder), "smoke")
+    runs = [*all_runs("smoke", folder=write(change)).values()]
     base = BASE["scales"]["smoke"][0]["recipe"]
     assert [run.spec.seed for run in runs] == [7, 9]
     recipe = runs[0].spec.recipe
@@ -77,14 +74,6 @@ def test_a_grid_may_name_another_task_than_its_models_own(write):
     specs = [run.spec for run in all_runs("smoke", folder=folder).values()]
     assert {spec.task for spec in specs} == {"vision"}
     assert {type(spec.recipe) for spec in specs} == {tasks.get("vision").Recipe}
-
-
-def test_shares_of_the_run_become_steps():
-    study = load_study("sparsity_library")
-    run = next(r for r in study_runs(study, "quick") if r.spec.method == "rigl90")
-    steps = run.spec.recipe.steps
-    assert run.spec.sparsity["update"]["stop"] == round(0.75 * steps)
-    assert run.spec.sparsity["seed"] == run.spec.seed
 
 
 @pytest.mark.parametrize("scale", BUDGET_CORE_S)

@@ -68,9 +68,6 @@ def test_what_is_no_method_is_one_sentence(like):
         assert re.search(f"^other.yaml: .*{words}", message), message
     message = error_of(like({"set": {"like": "sparsity_library.set"}}, recipes={"plain": {}}))
     assert "methods.set.recipe is 'half-batch'" in message
-
-
-def test_another_study_that_is_no_yaml_is_named(like):
     folder = like({"set": {"like": "broken.set"}})
     (folder / "broken.yaml").write_text("methods: [")
     message = error_of(folder)

@@ -16,11 +16,8 @@ def made():
 def test_records_come_back_as_they_were(made, tmp_path):
     odd = made[0] | {"run": "odd", "curve": [], "layers": [], "evaluation": None, "cpu": None}
     odd |= {"large": 2**70 + 1, "extra": {"a": [1, None]}}
-    mixed = made[1] | {
-        "run": "mixed",
-        "large": 0.5,
-        "curve": [{"kind": "train", "step": 1, "x": 1, "y": None}, {"kind": "train", "x": 0.5}],
-    }
+    rows = [{"kind": "train", "step": 1, "x": 1, "y": None}, {"kind": "train", "x": 0.5}]
+    mixed = made[1] | {"run": "mixed", "large": 0.5, "curve": rows}
     parquet.write([odd, *made, mixed], tmp_path)
     wanted = {record["run"]: record for record in (odd, *made, mixed)}
     assert {record["run"]: record for record in parquet.read(tmp_path)} == wanted

@@ -89,7 +89,7 @@ def test_committed_records_answer_for_todays_runs(tmp_path):
 # `experiments.load`
 
 
-def test_a_studys_results_are_dataframes():
+def test_a_studys_results_are_dataframes_and_what_is_not_there_is_one_sentence():
     records, curves, scores = experiments.load("sparsity_library", scale="small")
     committed = reference.find_all(records["run"])
     assert len(records) == len(committed) > 100
@@ -100,16 +100,10 @@ def test_a_studys_results_are_dataframes():
     assert list(own["loss"]) == [point["loss"] for point in record["curve"]]
     values = [score["value"] for score in record["evaluation"]["scores"]]
     assert list(scores.loc[scores["run"] == row["run"], "value"]) == values
-
-
-@pytest.mark.parametrize(
-    ("study", "scale", "words"),
-    [
+    for study, scale, words in (
         ("sparsity_librari", "small", "did you mean 'sparsity_library'.*de8e87e8"),
         ("sparsity_library", "tiny", "scale is 'tiny', but must be one of"),
         ("sparsity_library", "paper", "no finished run at scale 'paper'"),
-    ],
-)
-def test_what_is_not_there_is_one_sentence(study, scale, words):
-    with pytest.raises(ValueError, match=words):
-        experiments.load(study, scale)
+    ):
+        with pytest.raises(ValueError, match=words):
+            experiments.load(study, scale)

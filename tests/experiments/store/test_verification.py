@@ -17,14 +17,22 @@ def record(loss=LOSS, machine="a", **changed):
     made = copy.deepcopy(RECORD)
     made["final"] = {"validation_loss": loss, "tokens_per_s": 5.0}
     made["machine"] = {"processor": machine, "num_threads": 1}
+    made["layers"] = made["layers"] or [{"name": "w"}]
     return made | changed
 
 
-def test_times_are_no_difference():
+def test_times_are_no_difference_but_other_masks_scores_and_data_are():
     slower = record(wall_s=99.0, cpu="another")
     slower["curve"] = [row | {"elapsed_s": 7.0, "tokens_per_s": 1.0} for row in slower["curve"]]
     found = verification.judge(record(), slower)
     assert found.verdict == "same bits" and found.is_good
+    for part, key, value in (("layers", "sparsity", 0.123), ("curve", "loss", 9.0)):
+        (other := record())[part][0][key] = value
+        assert verification.judge(record(), other).verdict == "differs"
+    (other := record())["evaluation"]["scores"][0]["value"] = 77.0
+    assert "score" in verification.judge(record(), other).why
+    other = record(data={"name": "d", "hash": "another"})
+    assert "data hash" in verification.judge(record(), other).why
 
 
 @pytest.mark.parametrize(
@@ -44,25 +52,10 @@ def test_another_machine_may_round_otherwise(loss, machine, seeds, verdict):
     assert (found.recorded, found.new, found.metric) == (LOSS, loss, "validation_loss") or not loss
 
 
-def test_other_masks_scores_and_data_differ():
-    for part, key, value in (("layers", "sparsity", 0.123), ("curve", "loss", 9.0)):
-        other = record()
-        other[part] = [dict(row) for row in other[part]] or [{"name": "w"}]
-        other[part][0][key] = value
-        assert verification.judge(record(), other).verdict == "differs"
-    other = record()
-    other["evaluation"]["scores"][0]["value"] = 77.0
-    assert "score" in verification.judge(record(), other).why
-    other = record(data={"name": "d", "hash": "another"})
-    assert "data hash" in verification.judge(record(), other).why
-
-
 def test_the_sum_counts_what_has_a_record():
     new = record(), record(4.001, "b"), record(9.0, "b")
-    judged = [verification.judge(record(), one) for one in new]
-    assert verification.summary(judged) == (
-        "2 of 3 runs came out as recorded (1 same bits, 1 within rounding, 1 differs)"
-    )
+    said = "2 of 3 runs came out as recorded (1 same bits, 1 within rounding, 1 differs)"
+    assert verification.summary([verification.judge(record(), one) for one in new]) == said
 
 
 def test_pages_say_how_often_and_where_runs_were_trained_again(tmp_path, monkeypatch):

@@ -30,23 +30,25 @@ def names(num: int) -> list[str]:
     return [str(i) for i in range(num)]
 
 
+def resnet_of(depths, kind, stem="imagenet"):
+    sizes = {"depths": depths, "hidden_sizes": WIDTHS[kind], "embedding_size": 64}
+    return resnet.Config(**sizes, layer_type=kind, stem=stem)
+
+
 # Parameters as published with the architectures; FLOPs of convolutions and head.
 @pytest.mark.parametrize(
-    ("depths", "kind", "stem", "num_classes", "parameters", "flops"),
+    ("config", "size", "parameters", "flops"),
     [
-        ([2, 2, 2, 2], "basic", "cifar", 100, 11_220_132, 1_110_937_600),
-        ([2, 2, 2, 2], "basic", "imagenet", 1000, 11_689_512, 3_628_146_688),
-        ([3, 4, 6, 3], "basic", "imagenet", 1000, 21_797_672, 7_327_522_816),
-        ([3, 4, 6, 3], "bottleneck", "imagenet", 1000, 25_557_032, 8_178_368_512),
+        (resnet_of([2, 2, 2, 2], "basic", "cifar"), 32, 11_220_132, 1_110_937_600),
+        (resnet_of([2, 2, 2, 2], "basic"), 224, 11_689_512, 3_628_146_688),
+        (resnet_of([3, 4, 6, 3], "basic"), 224, 21_797_672, 7_327_522_816),
+        (resnet_of([3, 4, 6, 3], "bottleneck"), 224, 25_557_032, 8_178_368_512),
     ],
 )
-def test_resnets_have_their_published_sizes(depths, kind, stem, num_classes, parameters, flops):
-    size = 32 if stem == "cifar" else 224
-    config = resnet.Config(
-        depths=depths, hidden_sizes=WIDTHS[kind], embedding_size=64, layer_type=kind, stem=stem
-    )
+def test_resnets_have_their_published_sizes(config, size, parameters, flops):
+    classes = names(100 if size == 32 else 1000)
     with torch.device("meta"):
-        model = resnet.build(config, classes=names(num_classes), num_channels=3, image_size=size)
+        model = resnet.build(config, classes=classes, num_channels=3, image_size=size)
     assert sum(p.numel() for p in model.parameters()) == parameters
     assert count(model, batch_size=1, image_size=size).forward() == flops
 
@@ -101,8 +103,7 @@ def test_batches_depend_on_seed_and_step_only(glyphs):
     third = [task.batch(step) for step in range(4)][3]
     pixels, labels = vision.Task(spec(), glyphs).batch(3)
     assert torch.equal(pixels, third[0]) and torch.equal(labels, third[1])
-    other, _ = vision.Task(spec(seed=1), glyphs).batch(3)
-    assert not torch.equal(pixels, other)
+    assert not torch.equal(pixels, vision.Task(spec(seed=1), glyphs).batch(3)[0])
     assert pixels.shape == (16, 1, 32, 32) and pixels.dtype == torch.float32
     assert pixels.stride() == (1024, 1024, 32, 1)
     assert labels.dtype == torch.int64
@@ -167,11 +168,13 @@ def test_learning_rates_of_both_schedules(glyphs):
 
 
 def test_steps_are_epochs_over_batches():
-    recipe = vision.Recipe(epochs=200, batch_size=128, learning_rate=0.1)
-    assert recipe.num_steps(vision.Data(name="cifar100", num_images=50_000), 128) == 78_125
-    few = vision.Data(name="glyphs", num_images=300)
+    def steps(epochs, batch_size, num_images):
+        recipe = vision.Recipe(epochs=epochs, batch_size=batch_size, learning_rate=0.1)
+        return recipe.num_steps(vision.Data(name="glyphs", num_images=num_images), batch_size)
+
+    assert steps(200, 128, 50_000) == 78_125
     with pytest.raises(ValueError, match="batch_size is 1000, but 2 epochs have only 600 images"):
-        vision.Recipe(epochs=2, batch_size=1000, learning_rate=0.1).num_steps(few, 1000)
+        steps(2, 1000, 300)
 
 
 def test_label_smoothing_is_torchs_and_validation_has_none(glyphs):

@@ -43,6 +43,10 @@ def test_an_interrupted_run_ends_with_the_same_bits(
         assert result[key] == expected[key]
 
 
+def rows_of(folder: Path) -> list[dict]:
+    return [json.loads(row) for row in (folder / "out/metrics.jsonl").read_text().splitlines()]
+
+
 def interrupted(spec, corpus, folder) -> training.Trainer:
     """A training that a signal of the system has ended."""
     options = {"state_dir": folder / "state" / "run", "code_hash": "1" * 64}
@@ -100,7 +104,7 @@ def test_records_hold_what_the_report_needs(trained):
         assert layer["sparsity"] == pytest.approx(0.8, abs=1e-3)
     text = json.dumps(result)
     assert str(folder) not in text and str(Path.home()) not in text
-    rows = [json.loads(r) for r in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_of(folder)
     assert [row["kind"] for row in rows].count("validation") == 2
     assert rows[-1]["kind"] == "validation" and rows[-1]["step"] == 24
 
@@ -150,14 +154,10 @@ def test_an_epoch_visits_each_window_once():
 
 
 def test_learning_rate_at_its_edges():
-    recipe = lm.Recipe(
-        tokens=1, batch_size=1, steps=100, warmup=0.1, learning_rate=1.0, min_learning_rate=0.2
-    )
-    assert warmup_cosine(0, recipe) == pytest.approx(0.1)
-    assert warmup_cosine(9, recipe) == pytest.approx(1.0)
-    assert warmup_cosine(10, recipe) == pytest.approx(1.0)
-    assert warmup_cosine(55, recipe) == pytest.approx(0.6)
-    assert warmup_cosine(100, recipe) == pytest.approx(0.2)
+    rates = {"warmup": 0.1, "learning_rate": 1.0, "min_learning_rate": 0.2}
+    recipe = lm.Recipe(tokens=1, batch_size=1, steps=100, **rates)
+    found = [warmup_cosine(step, recipe) for step in (0, 9, 10, 55, 100)]
+    assert found == pytest.approx([0.1, 1.0, 1.0, 0.6, 0.2])
 
 
 @pytest.mark.parametrize("family", ["wide", "doped"])
@@ -245,20 +245,17 @@ def test_a_second_phase_resumes_only_over_the_same_first_phase(first, corpus, tm
     assert "begins anew" in capsys.readouterr().out
 
 
-def test_weights_for_another_vocabulary_are_refused(first, corpus, tmp_path):
+def test_weights_of_another_model_or_vocabulary_are_refused(first, corpus, tmp_path):
+    spec = edited(second_phase(densify=True), lambda spec: spec["model"].update(hidden_size=64))
+    with pytest.raises(ValueError, match="weights of smoke__first do not fit") as caught:
+        start(spec, corpus, tmp_path, first)
+    assert "\n" not in str(caught.value)
     data = shutil.copytree(corpus, tmp_path / "data")
     first = shutil.copytree(first, tmp_path / "first")
     for folder, text in ((first, "{}"), (data / "tokenizer", "[]")):
         (folder / "tokenizer.json").write_text(text)
     with pytest.raises(ValueError, match="tokenizer differs from that of the run smoke__first"):
         start(second_phase(densify=True), data, tmp_path, first)
-
-
-def test_weights_of_another_model_are_refused_in_one_sentence(first, corpus, tmp_path):
-    spec = edited(second_phase(densify=True), lambda spec: spec["model"].update(hidden_size=64))
-    with pytest.raises(ValueError, match="weights of smoke__first do not fit") as caught:
-        start(spec, corpus, tmp_path, first)
-    assert "\n" not in str(caught.value)
 
 
 def test_auto_skips_only_in_runs_with_a_layer_that_gains(corpus, tmp_path, monkeypatch):
@@ -285,7 +282,7 @@ def test_the_clock_of_the_steps_stands_still_during_validations(corpus, tmp_path
     monkeypatch.setattr(training.Trainer, "validate", slowly)
     spec = edited(short_spec("dense"), lambda value: value["recipe"].update(validations=4))
     run_training(spec, corpus, tmp_path)
-    rows = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
+    rows = rows_of(tmp_path)
     clock = [row["trained_s"] for row in rows if row["kind"] == "validation"]
     elapsed = [row["elapsed_s"] for row in rows if row["kind"] == "train"][-1]
     assert len(clock) == 4 and clock == sorted(clock)

@@ -163,13 +163,9 @@ def test_a_training_goes_on_without_room_for_states_and_log(corpus, tmp_path, ca
 
 
 def test_the_state_is_removed_after_the_summary(corpus, tmp_path, monkeypatch):
-    seen = []
-
-    def remove(saved):
-        seen.append((tmp_path / "out" / "train.json").is_file())
-
-    monkeypatch.setattr(Saved, "remove", remove)
-    monkeypatch.setattr(Saved, "newest", lambda saved: None)
+    seen, summary = [], tmp_path / "out" / "train.json"
+    monkeypatch.setattr(Saved, "remove", lambda _: seen.append(summary.is_file()))
+    monkeypatch.setattr(Saved, "newest", lambda _: None)
     run_training(short_spec("dense", steps=2), corpus, tmp_path)
     assert seen == [True]
 

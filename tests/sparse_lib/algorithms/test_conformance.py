@@ -34,32 +34,23 @@ class Forgetful(DynamicSparsityAlgorithm):
         return make_mask_topk_sparsity(p * (-1) ** self.calls, sparsity)
 
 
-class Gambling(DynamicSparsityAlgorithm):
-    in_registry = False
-
+def made(name, function, **more):
     def update_mask(self, p, mask, sparsity):
-        return largest(p + torch.rand(p.shape), sparsity)
+        return function(p, sparsity)
+
+    own = {"in_registry": False, "update_mask": update_mask, **more}
+    return type(name, (DynamicSparsityAlgorithm,), own)
 
 
-class Wasteful(DynamicSparsityAlgorithm):
-    in_registry = False
-
-    def update_mask(self, p, mask, sparsity):
-        return largest(p, 1.1 * sparsity)
-
-
-class Reviving(DynamicSparsityAlgorithm):
+def revive(algorithm):
     """Writes to masked weights when all masking is over."""
+    for sparse in algorithm.sparse_params.values():
+        sparse.param.data.fill_(1.0)
 
-    in_registry = False
 
-    def update_mask(self, p, mask, sparsity):
-        return largest(p, sparsity)
-
-    def call_hooks(self):
-        super().call_hooks()
-        for sparse in self.sparse_params.values():
-            sparse.param.data.fill_(1.0)
+Gambling = made("Gambling", lambda p, sparsity: largest(p + torch.rand(p.shape), sparsity))
+Wasteful = made("Wasteful", lambda p, sparsity: largest(p, 1.1 * sparsity))
+Reviving = made("Reviving", largest, call_hooks=revive)
 
 
 @pytest.mark.parametrize(

@@ -8,21 +8,15 @@ import sparse_lib as sl
 from tests.sparse_lib.algorithm_cases import driven
 
 
-def linear(values):
-    layer = nn.Linear(len(values[0]), len(values), bias=False)
-    layer.weight.data = torch.tensor(values)
-    return layer
-
-
 def step(layer, optimizer, gradient):
     layer.weight.grad = torch.tensor(gradient)
     optimizer.step()
 
 
 def start(algorithm, values, rate=1.0, **options):
-    layer = linear(values)
-    optimizer = driven(algorithm, layer, torch.optim.SGD, rate, **options)
-    return layer, optimizer
+    layer = nn.Linear(len(values[0]), len(values), bias=False)
+    layer.weight.data = torch.tensor(values)
+    return layer, driven(algorithm, layer, torch.optim.SGD, rate, **options)
 
 
 def test_topk_takes_what_the_optimizer_wrote_at_masked_places():
@@ -161,17 +155,14 @@ def test_srigl_stays_within_its_weights_where_outputs_are_more(sparsity):
 
 
 def test_minima_and_sparsities_that_cannot_be_are_told():
-    layer = nn.Linear(6, 4, bias=False)
-    with pytest.warns(UserWarning, match="min_per_output is 9, but 'weight' has 6 weights in each"):
-        sl.TopK(0.5, min_per_output=9).apply(layer)
-    assert int(layer.weight_mask.sum()) == 12
-    layer = nn.Linear(8, 8, bias=False)
-    with pytest.warns(UserWarning, match="sparsity is 0.3, but masks of 2:4 get 0.5: of each 4 in"):
-        sl.SRSTE(0.3, score_shaper="2:4").apply(layer)
-    assert torch.equal(layer.weight_mask.view(-1, 4).sum(1), torch.full((16,), 2))
-    layer = nn.Linear(8, 8, bias=False)
-    with pytest.warns(UserWarning, match="sparsity is 0.8, but masks of 2:4 get 0.75: of each 4 i"):
-        sl.Static(0.8, score_shaper="2:4").apply(layer)
-    assert int(layer.weight_mask.sum()) == 16
+    for kind, sparsity, options, words, each in (
+        (sl.TopK, 0.5, {"min_per_output": 9}, "output is 9, but 'weight' has 8 weights in each", 2),
+        (sl.SRSTE, 0.3, {"score_shaper": "2:4"}, "0.3, but masks of 2:4 get 0.5: of each 4 in", 2),
+        (sl.Static, 0.8, {"score_shaper": "2:4"}, "0.8, but masks of 2:4 get 0.75: of each 4", 1),
+    ):
+        layer = nn.Linear(8, 8, bias=False)
+        with pytest.warns(UserWarning, match=words):
+            kind(sparsity, **options).apply(layer)
+        assert int(layer.weight_mask.sum()) == 16 * each
     with pytest.warns(UserWarning, match="first update is due after step 9, and updates stop at 9"):
         sl.RigL(0.8, update={"freq": 9, "stop": 9})

@@ -23,19 +23,11 @@ def sparsified(config, model=None):
     return model, {name: round(s.sparsity, 6) for name, s in group.sparse_params.items()}
 
 
-def keeps_the_largest(weight, mask):
-    size = weight.abs()
-    return bool(size[mask].min() >= size[~mask].max())
-
-
 FC = {"fc_layers.0.weight": 0.3, "fc_layers.1.weight": 0.3}
 SEEDED = {"type": "sideband", "sparsity": 0.3, "init_method": "random", "seed": 1234}
-EACH = {
-    "fc_layers.*weight": {"sparsity": 0.3},
-    "final_layer.*weight": {"sparsity": 0.4, "init_method": "random", "seed": 7},
-}
-SEVERAL = {**SEEDED, "init_method": "topk"}
-SEVERAL["param_name_patterns"] = ["fc_layers.*weight", "^final.*t$"]
+FINAL = {"sparsity": 0.4, "init_method": "random", "seed": 7}
+EACH = {"fc_layers.*weight": {"sparsity": 0.3}, "final_layer.*weight": FINAL}
+SEVERAL = SEEDED | {"init_method": "topk", "param_name_patterns": ["fc_l.*weight", "^final.*t$"]}
 SIDEBAND = {
     "by the default filter": (SEEDED, FC | {"final_layer.weight": 0.3}),
     "one pattern": ({**SEEDED, "param_name_patterns": "fc_layers.*weight"}, FC),
@@ -52,11 +44,12 @@ SIDEBAND = {
 def test_sideband_configs(form, outer):
     config, expected = SIDEBAND[form]
     model = FcLayers()
-    weight = model.fc_layers[0].weight.detach().clone()
+    size = model.fc_layers[0].weight.detach().abs().clone()
     _, got = sparsified({"sparsity": config} if outer else config, model)
     assert got == expected
     is_random = config.get("init_method") == "random"
-    assert keeps_the_largest(weight, model.fc_layers[0].weight_mask) != is_random
+    mask = model.fc_layers[0].weight_mask
+    assert bool(size[mask].min() >= size[~mask].max()) != is_random
 
 
 def test_sideband_masks_depend_on_the_seed_and_the_name_only():

@@ -140,8 +140,7 @@ def test_the_dense_gradient_is_that_of_the_loss_and_clipped_as_it_was(cls, bound
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_bfloat16_autocast(name):
-    algorithm = make(name)
-    model, optim = start(algorithm, "AdamW")
+    model, optim = start(algorithm := make(name), "AdamW")
     for step in range(5):
         optim.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):

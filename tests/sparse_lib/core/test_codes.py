@@ -371,13 +371,6 @@ def test_factors_change_nothing_under_masks_that_stay(make, sizes):
         torch.testing.assert_close(mine, theirs)
 
 
-@torch.no_grad()
-def average_states(average, model, masks=True):
-    for mine, theirs in zip(average.state_dict().values(), model.state_dict().values()):
-        if masks or mine.is_floating_point():
-            mine.copy_(0.5 * mine + 0.5 * theirs)
-
-
 @pytest.mark.parametrize(("algorithm", "masks"), [("set", True), ("gmp", True), ("set", False)])
 def test_an_average_of_what_a_state_holds_has_the_masks_of_the_model(algorithm, masks):
     torch.manual_seed(0)
@@ -389,7 +382,9 @@ def test_an_average_of_what_a_state_holds_has_the_masks_of_the_model(algorithm, 
     for _ in range(8):
         model(torch.randn(8, 16)).square().mean().backward()
         optimizer.step()
-        average_states(average, model, masks)
+        for mine, theirs in zip(average.state_dict().values(), model.state_dict().values()):
+            if masks or mine.is_floating_point():
+                mine.copy_(0.5 * mine + 0.5 * theirs)
         expected = expected.lerp(model.weight.detach(), 0.5)
         floats = {n: 0.5 * floats.get(n, v) + 0.5 * v for n, v in model.state_dict().items()}
     assert torch.equal(average.state_dict()["weight_mask"], model.weight_mask)

@@ -244,8 +244,7 @@ def test_requires_dense_on_modules_and_states(name):
 
 
 def test_reset_momentum_zeroes_dense_states_of_grown_weights():
-    algorithm = sl.SET(0.5, update=1, reset_momentum=True, seed=1)
-    model, optim = start(algorithm)
+    model, optim = start(sl.SET(0.5, update=1, reset_momentum=True, seed=1))
     train(model, optim, 1)
     state = optim.state[model[0].weight]["exp_avg_sq"]
     state.requires_dense = True

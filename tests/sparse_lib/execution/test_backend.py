@@ -159,15 +159,13 @@ def masked_model():
     return model
 
 
-def save_and_load_script(script):
-    return torch.jit.load(io.BytesIO(script.save_to_buffer()))
-
-
 TRACES = {
     "make_fx": lambda model, x: make_fx(model)(x),
     "make_fx before dispatch": lambda model, x: make_fx(model, pre_dispatch=True)(x),
     "symbolic_trace": lambda model, _: torch.fx.symbolic_trace(model),
-    "jit.trace": lambda model, x: save_and_load_script(torch.jit.trace(model, x)),
+    "jit.trace": lambda model, x: torch.jit.load(
+        io.BytesIO(torch.jit.trace(model, x).save_to_buffer())
+    ),
     "vmap": lambda model, _: torch.func.vmap(model),
     "export": lambda model, x: torch.export.export(model, (x,)).module(),
     "compile": lambda model, _: torch.compile(model, backend="aot_eager", fullgraph=True),

@@ -45,17 +45,25 @@ def with_compiler(module, how="aot_eager", **options):
     return torch.compile(module, backend=how, fullgraph=True, **options)
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_compiled_layer_has_the_bits_of_one_that_skips(name, products):
+#: Layers, and the share of zeros from which on they skip: all, or none.
+CASES = {(name, at): (*case, at) for name, case in LAYERS.items() for at in (0.0, 0.9)}
+CASES["groups", 0.0] = lambda: nn.Conv2d(4, 4, 3, groups=2), (2, 4, 4, 4), 0.0
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_compiled_layer_has_the_bits_of_one_that_skips_or_is_masked_dense(case, products):
     torch.manual_seed(0)
-    make, shape = LAYERS[name]
+    make, shape, crossover = CASES[case]
     layer, source = make(), torch.randn(shape)
     add_mask(layer, 0.8)
-    expected = step(compile(copy.deepcopy(layer), always()), source)
+    skips = case[0] != "groups" and crossover == 0
+    expected = step(compile(copy.deepcopy(layer), always() if skips else "dense"), source)
     count = len(products)
-    result = step(with_compiler(compile(layer, always())), source)
-    assert len(products) == 2 * count > 0
-    assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
+    result = step(with_compiler(compile(layer, backend("skip", crossover=crossover))), source)
+    assert len(products) == 2 * count and (count > 0) == skips
+    for one, other in zip(result, expected, strict=True):
+        assert one.shape == other.shape
+        assert torch.equal(one, other) or (not skips and relative_error(one, other) < TOLERANCE)
 
 
 def test_masks_that_change_are_not_compiled_again(products):
@@ -163,23 +171,3 @@ def test_images_with_channels_last_are_read_right(products):
     result = with_compiler(compile(model, backend("skip", crossover=0.5)))(source)
     torch.testing.assert_close(result, expected)
     assert len(products) == 1
-
-
-UNSKIPPED = {
-    **{name: (make, shape, 0.9) for name, (make, shape) in LAYERS.items()},
-    "groups": (lambda: nn.Conv2d(4, 4, 3, groups=2), (2, 4, 4, 4), 0.0),
-}
-
-
-@pytest.mark.parametrize("name", UNSKIPPED)
-def test_a_layer_that_does_not_skip_is_compiled_masked_dense(name, products):
-    torch.manual_seed(0)
-    make, shape, crossover = UNSKIPPED[name]
-    layer, source = make(), torch.randn(shape)
-    add_mask(layer, 0.5)
-    expected = step(compile(copy.deepcopy(layer), "dense"), source)
-    result = step(with_compiler(compile(layer, backend("skip", crossover=crossover))), source)
-    assert not products
-    for one, other in zip(result, expected, strict=True):
-        assert one.shape == other.shape
-        assert one.numel() == 0 or relative_error(one, other) < TOLERANCE

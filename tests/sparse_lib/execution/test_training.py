@@ -7,21 +7,13 @@ from torch import nn
 import sparse_lib as sl
 
 NUM_STEPS, FREQ = 12, 3
+MOVES = {"update": {"freq": FREQ}, "drop_fraction": 0.4, "seed": 1}
+RISING = {"type": "linear", "init": 0.6, "slope": 0.02}
 CASES = {
-    "rigl": lambda: sl.RigL(0.8, update={"freq": FREQ}, drop_fraction=0.4, seed=1),
-    "granet": lambda: sl.GraNet(
-        {"type": "linear", "init": 0.6, "slope": 0.02},
-        update={"freq": FREQ},
-        pruning="global",
-        drop_fraction=0.4,
-        seed=1,
-    ),
-    "group": lambda: sl.Group(
-        {"0.*": sl.RigL(0.8, {"freq": FREQ}, seed=1), "*": sl.SET(0.7, {"freq": FREQ}, seed=1)}
-    ),
-    "set growing along the gradient": lambda: sl.SET(
-        0.8, update={"freq": FREQ}, drop_fraction=0.4, grown_init="gradient", seed=1
-    ),
+    "rigl": lambda: sl.RigL(0.8, **MOVES),
+    "granet": lambda: sl.GraNet(RISING, pruning="global", **MOVES),
+    "group": lambda: sl.Group({"0.*": sl.RigL(0.8, **MOVES), "*": sl.SET(0.7, **MOVES)}),
+    "set growing along the gradient": lambda: sl.SET(0.8, grown_init="gradient", **MOVES),
 }
 
 

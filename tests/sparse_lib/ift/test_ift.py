@@ -70,12 +70,6 @@ def test_rounding_is_to_the_nearest_multiple(size, multiple):
 # Identities of whole layers, as counted on the transformed module
 
 
-def layer_ratio(layer, family, sparsity, **size):
-    _, _, report = ift.transform(layer, family, sparsity, **size)
-    (row,) = report.layers
-    return row.ratio
-
-
 def bound(family, m, n, s):
     """Rounding bound of a layer's FLOPs, as the families' docstrings state it."""
     mask = (m + n) / (m * n)  # rounding of the masks' counts to whole weights
@@ -90,8 +84,8 @@ def bound(family, m, n, s):
 @settings(max_examples=25)
 @given(st.sampled_from(LOCAL), st.integers(8, 300), st.integers(8, 300), st.floats(0.34, 0.97))
 def test_linear_layers_are_iso_flop_up_to_rounding(family, m, n, s):
-    layer = nn.Linear(m, n, device="meta")
-    assert abs(layer_ratio(layer, family, s) - 1) <= bound(family, m, n, s)
+    (row,) = ift.transform(nn.Linear(m, n, device="meta"), family, s)[2].layers
+    assert abs(row.ratio - 1) <= bound(family, m, n, s)
 
 
 @settings(max_examples=15)

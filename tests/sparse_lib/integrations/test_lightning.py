@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 import sparse_lib as sl
 from sparse_lib.integrations.lightning import SparsityCallback
+from tests.sparse_lib.algorithm_cases import assert_equal
 
 RIGL = {"algorithm": "rigl", "sparsity": 0.75, "update": 2, "drop_fraction": 0.5, "seed": 1}
 QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
@@ -73,8 +74,7 @@ def test_a_killed_training_ends_with_the_bits_of_one(tmp_path, precision):
     resumed = SparsityCallback(RIGL)
     last = tmp_path / "cut" / "step=4.ckpt"
     _, again = fit(tmp_path / "cut", resumed, seed=7, resume=last, precision=precision)
-    for name, value in straight.state_dict().items():
-        assert torch.equal(value, again.state_dict()[name]), name
+    assert_equal(straight.state_dict(), again.state_dict())
     assert whole.algorithm.metrics() == resumed.algorithm.metrics()
     assert not again.net[0].weight[~again.net[0].weight_mask].any()
 
@@ -111,8 +111,7 @@ def test_lightning_trains_as_a_loop_of_ones_own(tmp_path, config):
         optimizer.step()
     torch.manual_seed(1)
     fit(tmp_path, SparsityCallback(config), module=twin)
-    for name, value in module.state_dict().items():
-        assert torch.equal(value, twin.state_dict()[name]), name
+    assert_equal(module.state_dict(), twin.state_dict())
 
 
 def in_ranks(folder, rank):

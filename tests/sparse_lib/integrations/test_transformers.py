@@ -2,6 +2,7 @@
 
 import json
 import logging
+from functools import partial
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, Trainer, Traine
 import sparse_lib as sl
 from sparse_lib.integrations.transformers import SparsityCallback, from_pretrained
 from tests.sparse_lib import tiny_models
+from tests.sparse_lib.algorithm_cases import assert_equal as assert_same
+from tests.sparse_lib.algorithm_cases import same, snapshot
 
 RIGL = {"algorithm": "rigl", "sparsity": 0.75, "update": 2, "drop_fraction": 0.5, "seed": 1}
 
@@ -33,14 +36,12 @@ class KillAt(TrainerCallback):
             raise Killed
 
 
-def make_model(seed=0):
+def make_model(seed=0, kind=tiny_models.llama, intermediate_size=24):
     torch.manual_seed(seed)
-    return tiny_models.llama(vocab_size=24, hidden_size=16, intermediate_size=24)
+    return kind(vocab_size=24, hidden_size=16, intermediate_size=intermediate_size)
 
 
-def make_mixtral(seed=0):
-    torch.manual_seed(seed)
-    return tiny_models.mixtral(vocab_size=24, hidden_size=16, intermediate_size=32)
+make_mixtral = partial(make_model, kind=tiny_models.mixtral, intermediate_size=32)
 
 
 def dataset(seed, size=48):
@@ -62,13 +63,7 @@ def make_trainer(folder, *callbacks, model=None, **options):
 
 
 def state_of(trainer):
-    return {name: value.clone() for name, value in trainer.model.state_dict().items()}
-
-
-def assert_same(first, second):
-    assert first.keys() == second.keys()
-    for name in first:
-        assert torch.equal(first[name], second[name]), name
+    return snapshot(trainer.model)
 
 
 @pytest.mark.parametrize(
@@ -228,17 +223,12 @@ def test_a_damaged_file_of_a_folder_is_named(tmp_path, name):
         from_pretrained(tmp_path)
 
 
-def test_a_checkpoint_without_the_algorithm_says_so(tmp_path):
+def test_a_training_without_the_state_or_after_another_says_where_it_goes_on(tmp_path):
     trainer = make_trainer(tmp_path, SparsityCallback(RIGL), save_only_model=True, max_steps=4)
     trainer.train()
     again = make_trainer(tmp_path, SparsityCallback(RIGL), max_steps=6)
     with pytest.warns(UserWarning, match="step 4 holds no state of the algorithm"):
         again.train(resume_from_checkpoint=True)
-
-
-def test_another_training_of_the_same_algorithm_says_where_it_goes_on(tmp_path):
-    trainer = make_trainer(tmp_path, SparsityCallback(RIGL), max_steps=4)
-    trainer.train()
     with pytest.warns(UserWarning, match="begins at step 0, but .* go on from step 4 of"):
         trainer.train()
 
@@ -281,10 +271,10 @@ def test_masks_follow_the_renaming_of_keys(make, tmp_path):
     sl.configure({"sparsity": 0.5, "seed": 0}).apply(model)
     model.save_pretrained(tmp_path)
     assert load_file(tmp_path / "model.safetensors").keys() != model.state_dict().keys()
-    assert_same(model.state_dict(), from_pretrained(tmp_path).state_dict())
+    assert same({**model.state_dict()}, {**from_pretrained(tmp_path).state_dict()})
     from_file = from_pretrained(tmp_path)
     with torch.no_grad():
         for param in from_file.parameters():
             param.zero_()
     from_file.load_state_dict(load_file(tmp_path / "model.safetensors"))
-    assert_same(model.state_dict(), from_file.state_dict())
+    assert same({**model.state_dict()}, {**from_file.state_dict()})

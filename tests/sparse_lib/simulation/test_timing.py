@@ -22,17 +22,13 @@ def test_one_layer_follows_the_curve(sparsity):
     assert result.step_s == pytest.approx(dense_s * share, rel=1e-12)
 
 
-def test_a_gpu_gains_nothing_from_masks():
+def test_a_gpu_gains_nothing_from_masks_and_steps_use_all_of_the_chosen_efficiency():
     sizes = {"batch_size": 8, "sequence_length": 128}
     dense, sparse = (simulate(gpt(), "h100", sparsity=s, **sizes).step_s for s in (0.0, 0.75))
     assert dense == sparse
-
-
-def test_dense_compute_bound_steps_use_all_of_the_chosen_efficiency():
-    result = simulate(gpt(), UNBOUND, batch_size=8, sequence_length=128, efficiency=0.5)
+    result = simulate(gpt(), UNBOUND, efficiency=0.5, **sizes)
     assert result.utilisation == pytest.approx(0.5)
-    flops = count(gpt(), batch_size=8, sequence_length=128)
-    assert result.flops == flops.training_step()
+    assert result.flops == count(gpt(), **sizes).training_step()
     assert result.energy_j == pytest.approx(result.step_s * 23_000)
 
 

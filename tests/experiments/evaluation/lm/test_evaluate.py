@@ -219,27 +219,37 @@ def test_wrong_suite_names_key_and_value(tmp_path, content, message):
 
 
 def test_unknown_names_are_refused(model_dir, data_dir, suite, tmp_path):
-    with pytest.raises(ValueError, match="suite is 'quik', .*quick.*or the path of a YAML"):
-        evaluate(model_dir, data_dir, "quik", out=tmp_path)
-    with pytest.raises(ValueError, match="task is 'nope'"):
-        evaluate(model_dir, data_dir, suite("{task: nope}"), out=tmp_path)
-    with pytest.raises(ValueError, match="folder is 'nope'"):
-        evaluate(model_dir, data_dir, suite("{task: a, folder: nope}"), out=tmp_path)
+    for name, words in (
+        ("quik", "suite is 'quik', .*quick.*or the path of a YAML"),
+        (suite("{task: nope}", name="a"), "task is 'nope'"),
+        (suite("{task: a, folder: nope}", name="b"), "folder is 'nope'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            evaluate(model_dir, data_dir, name, out=tmp_path)
 
 
-def piqa_mirror(root, splits):
-    """The hub's piqa with two items in each split."""
-    items = {"goal": ["Drop it", "Keep it"], "sol1": ["now", "a"], "sol2": ["b", "c"]}
-    write_mirror(root, "baber/piqa", dict.fromkeys(splits, pa.table(items | {"label": [0, 1]})))
-    return root / "baber/piqa/default"
+UNREADABLE = "task piqa: its dataset cannot be read: "
+PIQA = {"goal": ["Drop it", "Keep it"], "sol1": ["now", "a"], "sol2": ["b", "c"], "label": [0, 1]}
+
+
+@pytest.fixture
+def piqa(tmp_path):
+    """Writes a mirror with two items of the hub's piqa in each split; returns options for it."""
+
+    def write(*splits):
+        shutil.rmtree(tmp_path / "mirror", ignore_errors=True)
+        write_mirror(tmp_path / "mirror", "baber/piqa", dict.fromkeys(splits, pa.table(PIQA)))
+        return {"out": tmp_path, "mirror": tmp_path / "mirror"}
+
+    return write
 
 
 @pytest.mark.parametrize("shots", [0, 1])
 def test_a_hub_task_is_read_from_a_mirror_with_examples_and_counts_cut_prompts(
-    model_dir, data_dir, suite, tmp_path, no_network, monkeypatch, shots
+    model_dir, data_dir, suite, piqa, no_network, monkeypatch, shots
 ):
     """The official piqa task on a mirrored folder of two items; 32 tokens hold no example."""
-    piqa_mirror(tmp_path / "mirror", ["train", "validation"])
+    options = piqa("train", "validation")
     prompts, scored = [], CausalLM.loglikelihood
 
     def seen(self, requests, **options):
@@ -248,12 +258,11 @@ def test_a_hub_task_is_read_from_a_mirror_with_examples_and_counts_cut_prompts(
 
     monkeypatch.setattr(CausalLM, "loglikelihood", seen)
     task = f"{{task: piqa, folder: piqa, num_fewshot: {shots}}}"
-    options = {"out": tmp_path, "mirror": tmp_path / "mirror"}
     result = evaluate(model_dir, data_dir, suite(task, perplexity="null"), **options)
     scores = by_metric(result)
     assert all(prompt.count("Question:") == 1 + shots for prompt in prompts)
     assert {metric for _, metric, _ in scores} == {"acc", "acc_norm"}
-    digest = hub_digest("baber/piqa", tmp_path / "mirror")
+    digest = hub_digest("baber/piqa", options["mirror"])
     for score in scores.values():
         assert (score["num_items"], score["chance"]) == (2, 0.5)
         assert (score["num_fewshot"], score["data_hash"]) == (shots, digest)
@@ -261,29 +270,26 @@ def test_a_hub_task_is_read_from_a_mirror_with_examples_and_counts_cut_prompts(
 
 
 def test_a_published_task_needs_no_prepared_dataset_but_its_own(
-    model_dir, data_dir, suite, tmp_path, calls
+    model_dir, data_dir, suite, piqa, calls
 ):
     """A split that its dataset lacks is refused before anything is scored."""
-    piqa_mirror(tmp_path / "mirror", ["train", "validation"])
-    options = {"out": tmp_path, "mirror": tmp_path / "mirror"}
+    options = piqa("train", "validation")
     task = suite("{task: piqa, folder: piqa}", perplexity="null")
     result = evaluate(model_dir, data_dir, task, **options)
     assert evaluate(model_dir, None, task, **options)["scores"] == result["scores"]
     calls.clear()
-    shutil.rmtree(tmp_path / "mirror")
-    piqa_mirror(tmp_path / "mirror", ["train", "dev"])
-    message = "task piqa: its dataset cannot be read: there is no 'validation'"
-    with pytest.raises(MissingData, match=message):
-        evaluate(model_dir, data_dir, suite("{task: piqa, folder: piqa}"), **options)
+    options, task = piqa("train", "dev"), suite("{task: piqa, folder: piqa}")
+    with pytest.raises(MissingData, match=f"{UNREADABLE}there is no 'validation'"):
+        evaluate(model_dir, data_dir, task, **options)
     assert not calls
 
 
-def test_a_damaged_mirror_is_one_sentence(model_dir, data_dir, suite, tmp_path):
-    path = piqa_mirror(tmp_path / "mirror", ["train", "validation"]) / "validation.parquet"
+def test_a_damaged_mirror_is_one_sentence(model_dir, data_dir, suite, piqa):
+    options, task = piqa("train", "validation"), suite("{task: piqa, folder: piqa}")
+    path = options["mirror"] / "baber/piqa/default/validation.parquet"
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(MissingData, match="task piqa: its dataset cannot be read: .") as caught:
-        options = {"out": tmp_path, "mirror": tmp_path / "mirror"}
-        evaluate(model_dir, data_dir, suite("{task: piqa, folder: piqa}"), **options)
+    with pytest.raises(MissingData, match=f"{UNREADABLE}.") as caught:
+        evaluate(model_dir, data_dir, task, **options)
     assert "\n" not in str(caught.value)
 
 

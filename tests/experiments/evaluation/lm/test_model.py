@@ -7,6 +7,7 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from tokenizers.processors import TemplateProcessing
 
 from experiments.errors import UserError
 from experiments.evaluation.lm.model import CausalLM
@@ -33,12 +34,8 @@ def requests(kind: str, arguments) -> list[Instance]:
 
 
 @pytest.fixture(scope="module", params=["plain", "begins with a special token"])
-def folder(request, model, tokenizer, tmp_path_factory):
-    """A model whose tokenizer adds no special token, or one before each text."""
-    import copy
-
-    from tokenizers.processors import TemplateProcessing
-
+def both(request, model, tokenizer, tmp_path_factory):
+    """Both for a model whose tokenizer adds no special token, or one before each text."""
     folder = tmp_path_factory.mktemp("model")
     model.save_pretrained(folder)
     tokenizer = copy.deepcopy(tokenizer)
@@ -48,29 +45,18 @@ def folder(request, model, tokenizer, tmp_path_factory):
         )
         assert tokenizer.encode("The mask")[0] == 0
     tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def both(folder):
     theirs = HFLM(pretrained=str(folder), batch_size=4, device="cpu", dtype="float32")
     return CausalLM.load(folder, **LOAD), theirs
 
 
-def test_loglikelihoods_are_those_of_lm_eval(both):
+def test_loglikelihoods_and_generations_are_those_of_lm_eval(both, documents):
     ours, theirs = (lm.loglikelihood(requests("loglikelihood", PAIRS)) for lm in both)
     assert [greedy for _, greedy in ours] == [greedy for _, greedy in theirs]
     assert [nats for nats, _ in ours] == pytest.approx([nats for nats, _ in theirs], rel=1e-5)
     assert both[0].truncated == {PAIRS[-1][0]}
-
-
-def test_rolling_loglikelihoods_are_those_of_lm_eval(both, documents):
     texts = [(" ".join(documents["test"][i : i + 3]),) for i in range(0, 12, 3)]
     ours, theirs = (lm.loglikelihood_rolling(requests("loglikelihood", texts)) for lm in both)
     assert ours == pytest.approx(theirs, rel=1e-6)
-
-
-def test_generations_are_those_of_lm_eval(both):
     options = {"until": ["."], "max_gen_toks": 8, "do_sample": False}
     prompts = ["The mask", "The layer always", "A batch", "The mask always drops it. " * 9]
     asked = [(prompt, dict(options)) for prompt in prompts]
