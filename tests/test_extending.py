@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.cli.report import planned
+from experiments.specs.lookup import planned_study
 from experiments.store import reference
 from experiments.store.collect import write_tables
 
@@ -39,7 +39,7 @@ def repository(tmp_path_factory):
 
 def tidy_table(study, folder):
     """The tidy table of a study's committed records."""
-    facts = planned(study, "small")
+    facts = planned_study(study, "small")
     records = reference.find_all(run.id for run in facts.runs)
     write_tables(records.values(), facts, folder)
     return folder / "records.csv"
@@ -89,16 +89,6 @@ data: {name: %s, vocab_size: 300, context: 32}
 recipe: {tokens: 4096, batch_size: 16, learning_rate: 0.01, validations: 1, validation_tokens: 1024}
 sparsity: %s
 """
-LLAMA = ("llama", ", intermediate_size: 64")
-
-
-def trained(repository, model=LLAMA, data="wikipedia-start", sparsity="0.5"):
-    """Train some steps through the command line; the scores and what the run wrote."""
-    (repository / "run.yaml").write_text(RUN_FILE % (*model, data, sparsity))
-    out = repository / "out"
-    shutil.rmtree(out, ignore_errors=True)
-    command = ("-m", "experiments", "run", "--params", "run.yaml", "--model_dir", "out")
-    return run(repository, *command, "--mode", "train_and_eval", "--max_steps", "8"), out
 
 
 @pytest.mark.slow
@@ -144,9 +134,11 @@ def test_a_model_trains_on_a_dataset_by_an_algorithm(repository):
     config = "{algorithm: rowset, sparsity: 0.8, update: {freq: 2}}"
     names = ("An algorithm", "A model", "A dataset")
     with added(repository, names[0]), added(repository, names[1]), added(repository, names[2]):
-        scores, out = trained(repository, model=("qwen2", ""), data="sums", sparsity=config)
+        (repository / "run.yaml").write_text(RUN_FILE % ("qwen2", "", "sums", config))
+        command = ("-m", "experiments", "run", "--params", "run.yaml", "--model_dir", "out")
+        scores = run(repository, *command, "--mode", "train_and_eval", "--max_steps", "8")
         assert '"perplexity"' in scores
-        assert '"model_type": "qwen2"' in (out / "model/config.json").read_text()
+        assert '"model_type": "qwen2"' in (repository / "out/model/config.json").read_text()
         facts = (repository / "resources/data/sums-v300/meta.json").read_text()
         assert '"test": 720' in facts  # documents: one of twenty of 120 x 120
         documents = (repository / "resources/data/sums-v300/text/test.jsonl").read_text()
@@ -167,10 +159,10 @@ import sys
 from pathlib import Path
 import pandas as pd
 from experiments.analysis import figures, tables
-from experiments.cli.report import planned
+from experiments.specs.lookup import planned_study
 from experiments.store.tidy import read_records
 records = read_records(Path(sys.argv[1]))
-study = planned("spdf", "small")
+study = planned_study("spdf", "small")
 {kind}.write({name!r}, records, pd.DataFrame(), study, Path("drawn"))
 if {kind!r} == "figures":
     figures.data({name!r}, records, pd.DataFrame(), study).to_csv("drawn/{name}.csv", index=False)
@@ -219,11 +211,11 @@ def test_a_broken_file_is_named_where_it_is_asked_for(repository):
 RESULT = """
 import sys
 from pathlib import Path
-from experiments.cli.report import planned
+from experiments.specs.lookup import planned_study
 from experiments.findings import claim, ledger
 from experiments.findings.evidence import gather
 from experiments.store.tidy import read_records
-evidence = gather([planned("sparsity_library", "small")], [read_records(Path(sys.argv[1]))])
+evidence = gather([planned_study("sparsity_library", "small")], [read_records(Path(sys.argv[1]))])
 (own,) = [one for one in claim.nine() if one.name == "granet-perplexity"]
 found = ledger.of_claim(own, evidence)[0]
 print(found.claim.name, "|", found.word, "|", found.estimate.seeds[0])
@@ -278,7 +270,7 @@ assert abs(scores["perplexity"] - 300) < 100  # untrained: a choice among 300 to
 
 @pytest.mark.slow
 def test_a_task(repository):
-    text = RUN_FILE % (*LLAMA, "wikipedia-start", "0.5")
+    text = RUN_FILE % ("llama", ", intermediate_size: 64", "wikipedia-start", "0.5")
     (repository / "run.yaml").write_text(f"task: backwards\n{text}")
     with added(repository, "A task"):
         run(repository, "-c", TASK)
