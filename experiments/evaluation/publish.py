@@ -35,7 +35,8 @@ def publish(folder: Path, out: Path, card: Card) -> Path:
     model = folder / "model"
     if not (folder / "train.json").is_file() or not model.is_dir():
         raise UserError(
-            f"{folder} holds no train.json and model/ of a finished run; train it first"
+            f"{folder} holds no train.json and model/ of a finished run; train it first by "
+            f"snakemake rerun --config run={folder.name}"
         )
     if out.exists():
         raise UserError(f"out is {str(out)!r}, which exists; name a new folder")

@@ -58,7 +58,7 @@ def check_study(name: Any, *others: str) -> None:
     allowed = [*others, *study_names()]
     if name not in allowed:
         said = not_one_of("study", name, allowed, "experiments/studies")
-        raise SpecError(f"{said}; retired studies are in commit {BEFORE_RETIREMENT}")
+        raise SpecError(f"{said} (retired studies are in commit {BEFORE_RETIREMENT})")
 
 
 def stamp(folder: Path | None = None) -> tuple[Any, ...]:

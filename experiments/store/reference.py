@@ -57,7 +57,7 @@ def find(run_id: str) -> dict[str, Any]:
     known = entries()
     if run_id not in known:
         said = not_one_of("run", run_id, known, "`python -m experiments plan --scale small`")
-        raise UserError(f"{said}; records of retired studies are in commit {BEFORE_RETIREMENT}")
+        raise UserError(f"{said} (records of retired studies are in commit {BEFORE_RETIREMENT})")
     return parquet.read(known[run_id].folder, [run_id])[0]
 
 

@@ -158,7 +158,7 @@ def test_missing_data_are_a_warning_unless_they_are_not_needed(folder, monkeypat
     [
         ("scal", "smoke", "known are scale, .*, run; did you mean 'scale'"),
         ("scale", "smok", "must be one of gpu, paper, quick, small, smoke; did you mean 'smoke'"),
-        ("study", "spfd", "must be one of .*; did you mean 'spdf'.*; retired studies"),
+        ("study", "spfd", "must be one of .*; did you mean 'spdf'.*retired studies"),
         ("reuse", "all", "must be one of none, only, reference"),
         ("execution", "fast", "must be one of auto, dense, skip"),
         ("offline", "no", "must be true or false"),
