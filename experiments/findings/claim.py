@@ -121,6 +121,7 @@ class Check(Strict):
     rows: dict[str, list[str]] = Field({}, description="column to the values that count")
     allowed: PositiveFloat = Field(0.01, description="largest relative difference")
     says: str = Field(description="what is compared, in words")
+    shown: str = Field("", description="query of the rows whose values of ours stand in the row")
 
 
 def _known_figure(name: str) -> str:

@@ -20,8 +20,6 @@ from experiments.findings.gate import Gate, ask
 from experiments.store import tidy
 
 AGREES, DIFFERS = "check: agrees", "check: differs"
-#: Relative difference below which numbers differ by rounding.
-EXACT = 1e-6
 #: Seeds of each arm below which a workload is no primary one.
 LEAST_SEEDS = 2
 
@@ -196,9 +194,10 @@ def _checked(claim: Claim, check: Check, scale: str) -> Finding:
     apart = (rows[check.ours] / rows[check.published] - 1).abs()
     word = AGREES if len(rows) and apart.max() <= check.allowed else DIFFERS
     size = f"at most {100 * apart.max():.2g}% apart (allowed {100 * check.allowed:g}%)"
-    if word == AGREES and check.allowed < EXACT:
-        size = "equal up to rounding"
     reason = f"{len(rows)} {check.says}, {size}"
+    if check.shown:
+        values = rows.query(check.shown)[check.ours]
+        reason = f"{' and '.join(f'{value:.3f}' for value in values)}; {reason}"
     return Finding(claim, claim, Word(word, reason=reason))
 
 

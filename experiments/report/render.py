@@ -327,7 +327,7 @@ def update_readme(readme: Path, nine: Sequence[Finding]) -> None:
     ]
     lines += [
         f"{cards.summary(tuple(nine))} These are the committed results, scale `small`. Of losses "
-        "(nats) minus is better, of accuracies (points) plus.",
+        "(nats) and perplexity minus is better, of accuracies (points) and BLEU plus.",
         "",
     ]
     rows = [

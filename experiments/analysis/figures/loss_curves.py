@@ -1,6 +1,6 @@
-"""Validation loss on the main workload of the study, one panel per sparsity with the dense model.
-Thin lines are seeds, thick ones their mean; the bar at the end is its 95% t interval. Lower is
-better."""
+"""Validation loss on the longest training that most methods share, by sparsity, with the dense
+model. Thin lines are seeds, thick ones their mean; the bar at the end is its 95% t interval. Lower
+is better."""
 
 import pandas as pd
 from matplotlib.axes import Axes

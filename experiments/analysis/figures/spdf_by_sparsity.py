@@ -1,5 +1,5 @@
-"""Cost of sparse pre-training by its sparsity: up is better. Above: published BLEU minus dense,
-with deviations. Below: our test loss minus dense, with 95% intervals. FLOPs are of both phases,
+"""Sparse minus dense pre-training, by sparsity: up is better. Above: published BLEU, with
+deviations over seeds. Below: our test loss, with 95% intervals. FLOPs are of both phases,
 as a share of dense."""
 
 import math
