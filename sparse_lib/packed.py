@@ -109,34 +109,24 @@ class PackedLayer(nn.Module):
         destination.update({name: own[name] for name in names if name in own})
 
     def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
+        self, state: dict[str, Any], prefix: str, metadata: Any, strict: bool, *lists: list[str]
     ) -> None:
+        missing, unexpected, errors = lists
         key, own, mask = prefix + _WEIGHT, prefix + "values", self.mask
-        given = {name: tensor for name, tensor in state_dict.items() if name != own}
-        weight, saved = given.pop(key, None), given.pop(prefix + _MASK, None)
-        missing_keys += [name for name in (key, prefix + _MASK) if name not in state_dict]
-        if strict and own in state_dict:
-            unexpected_keys.append(own)
-        given[own] = self.values.detach()
-        if saved is not None and not torch.equal((saved != 0).to(mask.device), mask):
-            error_msgs.append(f"{prefix + _MASK!r} is not the mask that {key!r} was packed with")
-        elif weight is not None and weight.shape != mask.shape:
+        missing += [name for name in (key, prefix + _MASK) if name not in state]
+        unexpected += [own] * (strict and own in state)
+        given = {**state, own: self.values.detach()}
+        weight, saved = given.pop(key, mask), given.pop(prefix + _MASK, mask)
+        if not torch.equal((saved != 0).to(mask.device), mask):
+            errors.append(f"{prefix + _MASK!r} is not the mask that {key!r} was packed with")
+        elif weight.shape != mask.shape:
             shapes = f"{tuple(weight.shape)}, and must have {tuple(mask.shape)}"
-            error_msgs.append(f"{key!r} has the shape {shapes}")
-        elif weight is not None and bool((weight.to(mask.device)[~mask] != 0).any()):
-            error_msgs.append(f"{key!r} has weights where it is packed without any")
-        elif weight is not None:
+            errors.append(f"{key!r} has the shape {shapes}")
+        elif bool((weight.to(mask.device)[~mask] != 0).any()):
+            errors.append(f"{key!r} has weights where it is packed without any")
+        elif key in state:
             given[own] = weight.detach().to(mask.device)[mask]
-        super()._load_from_state_dict(
-            given, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+        super()._load_from_state_dict(given, prefix, metadata, strict, missing, unexpected, errors)
 
 
 @functools.cache
@@ -311,15 +301,14 @@ def _check_layer(inner: Optimizer | None, name: str, layer: nn.Module) -> None:
             "optimizer that does, or set requires_grad to False"
         )
     for key, state in ({} if inner is None else inner.state.get(weight, {})).items():
-        if isinstance(state, Tensor) and (state.dtype == torch.uint8 or hasattr(state, "codes")):
+        if not isinstance(state, Tensor) or state.numel() < 2:
+            continue
+        is_coded = state.dtype == torch.uint8 or hasattr(state, "codes")
+        if is_coded or state.shape != weight.shape:
+            why = "in codes by blocks" if is_coded else f"of shape {tuple(state.shape)}"
             raise ValueError(
-                f"the optimizer's state {key!r} of {name!r} is in codes by blocks of neighbours, "
-                "which packing takes apart; train on with an optimizer that keeps numbers"
-            )
-        if isinstance(state, Tensor) and state.numel() > 1 and state.shape != weight.shape:
-            raise ValueError(
-                f"the optimizer's state {key!r} of {name!r} has the shape {tuple(state.shape)} and "
-                "not the weight's, so it cannot be packed"
+                f"the optimizer's state {key!r} of {name!r} is {why}, and packing takes one number "
+                "per weight; train on with an optimizer that keeps these"
             )
 
 

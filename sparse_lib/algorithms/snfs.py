@@ -131,11 +131,9 @@ class SNFS(DropAndGrow):
 
     def _strength(self, sparse: SparseParameter) -> float:
         """Mean magnitude of the momentum of the present weights; 0 without any."""
-        momentum = shards.local(self.momentum_of(sparse.param)).abs().double()
-        total = momentum[shards.local(sparse.mask)].sum()
-        return float(shards.total(total, shards.group_of(sparse.param))) / max(
-            num_true(sparse.mask), 1
-        )
+        momentum = shards.whole(self.momentum_of(sparse.param)).abs().double()
+        mask = shards.whole(sparse.mask)
+        return float(momentum[mask].sum()) / max(num_true(mask), 1)
 
     def state_dict(self) -> dict[str, Any]:
         momenta = {name: momentum.clone() for name, momentum in self._momenta.items()}

@@ -339,10 +339,5 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
 
 def _spread(weight: Tensor, present: Tensor) -> Tensor:
     """Root of the mean square of the weights that are present, a scalar; 0 without any."""
-    group = shards.group_of(weight)
-    if group is None:
-        old = shards.local(weight)[shards.local(present)].float()
-        return old.pow(2).mean().sqrt() if old.numel() else old.new_zeros(())
-    old = shards.local(weight.detach())[shards.local(present)].double()
-    count = shards.total(old.numel(), group)
-    return (shards.total(old.pow(2).sum(), group) / max(1, count)).sqrt().float()
+    old = shards.whole(weight.detach())[shards.whole(present)].float()
+    return old.pow(2).mean().sqrt() if old.numel() else old.new_zeros(())

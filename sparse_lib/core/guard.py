@@ -176,44 +176,35 @@ class MaskGuard:
 
     def select(self, tensor: Tensor | Codes) -> None:
         """Set a tensor of the mask's shape, dense, COO or in codes, to zero where the mask is."""
-        if self.mask is None:  # the model was made dense
-            return
-        if isinstance(tensor, Codes):
-            tensor.clear(~shards.local(self.mask))
-            return
-        tensor, mask = shards.local(tensor.detach()), shards.local(self.mask)
-        if tensor.layout == torch.sparse_coo:
-            kept = mask.to(tensor.device)[tuple(tensor._indices())]
-            tensor._values().masked_fill_(kept.logical_not(), 0)
-            return
-        integer = _SAME_SIZE_INTEGER.get(tensor.element_size())
-        if integer is None or tensor.is_complex():
-            tensor.masked_fill_(mask.to(tensor.device).logical_not(), 0)
-            return
-        if tensor.numel() > LARGE:
-            select_large(tensor.view(integer), mask.to(tensor.device))
-            return
-        bits, words = tensor.view(integer), self._words_for(integer, tensor)
-        if is_on_cpu(tensor):
-            bits.bitwise_and_(words)
-        else:
-            bits.mul_(words)
+        if (pair := self.select_or_defer(tensor)) is not None:
+            pair[0].mul_(pair[1])
 
-    def bits_and_words(self, tensor: Tensor | Codes) -> tuple[Tensor, Tensor] | None:
-        """The bits of a tensor as integers and the words of the mask, to be multiplied.
+    def select_or_defer(self, tensor: Tensor | Codes) -> tuple[Tensor, Tensor] | None:
+        """`select`; where one launch of a GPU's may do it for many, return what to multiply.
 
-        None on a CPU, and for what `select` treats by itself: large and sparse tensors,
-        complex numbers, codes, and models that were made dense.
+        These are the bits of the tensor, as integers, and the words of the mask. Nothing is to do
+        in models that were made dense.
         """
+        if self.mask is None:
+            return None
+        mask = shards.local(self.mask)
         if isinstance(tensor, Codes):
+            tensor.clear(~mask)
             return None
         tensor = shards.local(tensor.detach())
         integer = _SAME_SIZE_INTEGER.get(tensor.element_size())
-        if is_on_cpu(tensor) or self.mask is None or tensor.layout != torch.strided:
-            return None
-        if integer is None or tensor.is_complex() or tensor.numel() > LARGE:
-            return None
-        return tensor.view(integer), self._words_for(integer, tensor)
+        if tensor.layout == torch.sparse_coo:
+            kept = mask.to(tensor.device)[tuple(tensor._indices())]
+            tensor._values().masked_fill_(kept.logical_not(), 0)
+        elif integer is None or tensor.is_complex():
+            tensor.masked_fill_(mask.to(tensor.device).logical_not(), 0)
+        elif tensor.numel() > LARGE:
+            select_large(tensor.view(integer), mask.to(tensor.device))
+        elif is_on_cpu(tensor):
+            tensor.view(integer).bitwise_and_(self._words_for(integer, tensor))
+        else:
+            return tensor.view(integer), self._words_for(integer, tensor)
+        return None
 
     def _words_for(self, integer: torch.dtype, tensor: Tensor) -> Tensor:
         mask = shards.local(self.mask)
@@ -528,9 +519,7 @@ def mask_together(selections: Iterable[tuple[MaskGuard, Tensor | Codes]]) -> Non
     """
     together: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], list[Tensor]]] = {}
     for guard, tensor in selections:
-        pair = guard.bits_and_words(tensor)
-        if pair is None:
-            guard.select(tensor)
+        if (pair := guard.select_or_defer(tensor)) is None:
             continue
         all_bits, all_words = together.setdefault((pair[0].dtype, pair[0].device), ([], []))
         all_bits.append(pair[0])

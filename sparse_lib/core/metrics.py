@@ -135,10 +135,7 @@ def dead_outputs(weight_mask: Tensor, layout: Layout | None) -> int | None:
     """
     if layout is None or weight_mask.dim() < 2:
         return None
-    if layout.inputs_first or layout.groups > 1:
-        weight_mask = shards.whole(weight_mask)
-    alive = layout.matrices(shards.local(weight_mask)).flatten(3).any(3)
-    return shards.total(num_true(~alive), shards.group_of(weight_mask))
+    return num_true(~layout.matrices(shards.whole(weight_mask)).flatten(3).any(3))
 
 
 def summary(params: Mapping[str, SparseParameter]) -> dict[str, Any]:

@@ -245,8 +245,7 @@ def find_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
             is scripted.
     """
     seen: set[int] = set()
-    dense: list[str] = []
-    kept = {  # under another name, too
+    dense = {  # under another name, too
         id(param)
         for module in unwrap(model).modules()
         if getattr(module, "requires_dense", False)
@@ -260,16 +259,12 @@ def find_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
                 f"{path or 'the model'} is scripted or traced already; apply the algorithm to the "
                 "model first, train it, and script what sparse_lib.finalize leaves"
             )
-        inside_dense = any(path == top or path.startswith(f"{top}.") or not top for top in dense)
-        if getattr(module, "requires_dense", False) and not inside_dense:
-            dense.append(path)
-            inside_dense = True
         for name, param in module._parameters.items():
             if param is None or id(param) in seen:
                 continue
             seen.add(id(param))
             full_name = WRAPPER.sub("", f"{path}.{name}" if path else name)
-            if inside_dense or id(param) in kept or getattr(param, "requires_dense", False):
+            if id(param) in dense or getattr(param, "requires_dense", False):
                 continue
             check_parameter(full_name, param)
             if not is_quantized(param) and param.numel():

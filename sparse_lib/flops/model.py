@@ -255,15 +255,6 @@ def count(
     return ModelFlops(tuple(_layers(tracer, descriptions)), batch_size, frozenset(names))
 
 
-def rigl_mean_step(f_sparse: float, f_dense: float, delta_t: float) -> float:
-    """Mean FLOPs of a RigL training step (Evci et al., 2020, section 3 and appendix H).
-
-    One step in ``delta_t + 1`` computes the dense weight gradient (and updates the masks); the
-    others are forward FLOPs of the sparse and the dense model.
-    """
-    return (3 * f_sparse * delta_t + 2 * f_sparse + f_dense) / (delta_t + 1)
-
-
 def gpt_training_step(
     *, num_layers: int, hidden_size: int, vocab_size: int, sequence_length: int, sparsity: float = 0
 ) -> float:
