@@ -134,12 +134,12 @@ def make_report(
                 flops_after=_total(new_flops, names),
             )
         )
-    kinds = {f.name: f.operation for f in before.layers if not f.weight_name} if before else {}
-    rows += [
-        LayerReport(name, kinds[name], 0.0, 0, 0, 0, flops, new_flops.get((name, None)))
-        for (name, weight), flops in (old_flops or {}).items()
-        if weight is None and new_flops is not None
-    ]
+    if before is not None and new_flops is not None:
+        rows += [
+            LayerReport(f.name, f.operation, 0.0, 0, 0, 0, f.dense_flops, new_flops.get((f.name,)))
+            for f in before.layers
+            if f.weight_name is None
+        ]
     masked = [layer for layer in describe(new) if layer.weight_name in targets]
     parameters = sum(p.numel() for p in new.parameters())
     zeros = sum(layer.numel for layer in masked) - _nonzero(masked, targets)
@@ -176,21 +176,15 @@ def _parts(
 
 def _by_layer(
     flops: ModelFlops | None, targets: Mapping[str, float] | None = None
-) -> dict[tuple[str, str | None], int] | None:
+) -> dict[Any, int] | None:
+    """FLOPs by a weight's name, or by ``(module,)`` where products have none."""
     if flops is None:
         return None
-    return {
-        (layer.name if layer.weight_name is None else "", layer.weight_name): layer.forward_flops(
-            targets
-        )
-        for layer in flops.layers
-    }
+    return {f.weight_name or (f.name,): f.forward_flops(targets) for f in flops.layers}
 
 
-def _total(flops: Mapping[tuple[str, str | None], int] | None, weights: list[str]) -> int | None:
-    if flops is None:
-        return None
-    return sum(flops.get(("", weight), 0) for weight in weights)
+def _total(flops: Mapping[Any, int] | None, weights: list[str]) -> int | None:
+    return None if flops is None else sum(flops.get(weight, 0) for weight in weights)
 
 
 def _nonzero(layers: list[LayerDescription], targets: Mapping[str, float]) -> int:

@@ -63,35 +63,29 @@ def as_shard(rows: Tensor, like: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     mesh, places = like.device_mesh, like.placements  # type: ignore[attr-defined]
-    stride = [1]
-    for size in reversed(like.shape[1:]):
-        stride.insert(0, stride[0] * size)
-    return DTensor.from_local(
-        rows, mesh, places, run_check=False, shape=like.shape, stride=tuple(stride[: like.dim()])
-    )
-
-
-def first_row(like: Tensor) -> int:
-    """Index of this rank's first row in the whole tensor."""
-    if group_of(like) is None:
-        return 0
-    dim, _, _ = _split(like)
-    mesh: Any = like.device_mesh  # type: ignore[attr-defined]
-    chunk = -(-like.shape[0] // mesh.size(dim))  # as torch.chunk splits rows
-    return min(mesh.get_local_rank(dim) * chunk, like.shape[0])
+    stride = torch.empty(like.shape, device="meta").stride()
+    return DTensor.from_local(rows, mesh, places, run_check=False, shape=like.shape, stride=stride)
 
 
 def rows_of(whole: Tensor, like: Tensor) -> Tensor:
     """This rank's rows of a whole tensor, a view."""
-    if not is_sharded(like):
+    if group_of(like) is None:
         return whole
-    start = first_row(like)
+    mesh: Any = like.device_mesh  # type: ignore[attr-defined]
+    dim, _, _ = _split(like)
+    chunk = -(-like.shape[0] // mesh.size(dim))  # as torch.chunk splits rows
+    start = min(mesh.get_local_rank(dim) * chunk, like.shape[0])
     return whole[start : start + local(like).shape[0]]
 
 
 def whole(tensor: Tensor) -> Tensor:
     """The whole tensor on every rank; a collective."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    if not is_sharded(tensor):
+        return tensor
+    rows = local(tensor)
+    # Weights that are offloaded to the CPU are on other devices than what gathers them.
+    there = as_shard(rows.to(device_of(group_of(tensor))), tensor)
+    return there.full_tensor().to(rows.device)  # type: ignore[attr-defined]
 
 
 def fitted(tensor: Tensor, like: Tensor) -> Tensor:
