@@ -1,17 +1,12 @@
-"""A workflow in a folder of its own: its processes, and what it computed apart from times."""
+"""A workflow in a folder of its own, and its processes."""
 
 from __future__ import annotations
 
 import contextlib
-import csv
-import hashlib
-import io
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -20,11 +15,6 @@ from experiments.specs.run import Run
 ROOT = Path(__file__).resolve().parents[2]
 #: Environment variable that marks every process of one workflow, orphans included.
 MARK = "SPARSE_TEST_WORKFLOW"
-#: Keys, columns and metrics that hold times, or digests of them, which no two runs share.
-TIMES = {"wall_s", "wall time (s)", "elapsed_s", "trained_s", "trained_cpu_s"}
-TIMES |= {"tokens_per_s", "images_per_s"}
-#: Files without results: locks, and Snakemake's own.
-NOTES = (".lock", ".snakemake_timestamp")
 
 
 def start(
@@ -95,38 +85,3 @@ def stop(folder: Path) -> None:
         with contextlib.suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(processes(folder), timeout=30)
-
-
-def results(folder: Path) -> dict[str, str]:
-    """Each file that a workflow computed to a digest of its content apart from times."""
-    found = {}
-    for path in sorted([*folder.glob("results/**/*"), *folder.glob("reports/**/*.csv")]):
-        if path.is_file() and path.name not in NOTES and path.suffix != ".parquet":
-            content = _timeless(path)
-            found[path.relative_to(folder).as_posix()] = hashlib.sha256(content).hexdigest()
-    return found
-
-
-def _timeless(path: Path) -> bytes:
-    if path.suffix == ".json":
-        return json.dumps(_without_times(json.loads(path.read_text(encoding="utf-8")))).encode()
-    if path.suffix == ".jsonl":
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return json.dumps([_without_times(json.loads(line)) for line in lines]).encode()
-    if path.suffix == ".csv":
-        rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))
-        kept = [_without_times(row) for row in rows if row.get("metric") not in TIMES]
-        return json.dumps(kept).encode()
-    return path.read_bytes()
-
-
-def _without_times(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_times(item) for key, item in value.items() if key not in TIMES}
-    return [_without_times(item) for item in value] if isinstance(value, list) else value
-
-
-def differences(folder: Path, reference: dict[str, str]) -> list[str]:
-    """Files that are missing, besides, or of another content than in an uninterrupted workflow."""
-    own = results(folder)
-    return sorted(name for name in own.keys() | reference if own.get(name) != reference.get(name))
