@@ -99,7 +99,10 @@ class Levels:
             return self.distribution(weights, sparsity)
         assert self.distribution is not None
         layouts = {name: self.params[name].layout for name in weights}
-        experts = {name for name, layout in layouts.items() if layout and layout.has_experts}
+        # Three dimensions of no known layer are more likely experts' than a convolution's.
+        experts = {
+            n for n, lay in layouts.items() if (lay.has_experts if lay else weights[n].dim() == 3)
+        }
         return distribute(self.distribution, weights, sparsity, compat=self.rules, experts=experts)
 
     def advance(self, is_update_step: bool) -> None:

@@ -173,6 +173,13 @@ class Own(nn.Module):
         self.weight = nn.Parameter(torch.rand(4, 8, 8))
 
 
+def test_erdos_renyi_takes_three_dimensions_of_an_unknown_layer_for_experts():
+    model = nn.ModuleDict({"own": Own(), "linear": nn.Linear(8, 8, bias=False)})
+    algorithm = sl.configure({"sparsity": 0.5, "distribution": "erk"})
+    algorithm.apply(model)
+    assert {p.sparsity for p in algorithm.sparse_params.values()} == {0.5}
+
+
 @pytest.mark.parametrize(
     "config",
     [
