@@ -36,8 +36,8 @@ def check_finite(value: Any, key: str) -> float:
 
 
 def _number(value: Any, must: str) -> float:
-    if isinstance(value, (bool, str)) or value is None:
-        raise SettingError(f"{must}, not {value!r}{about_shares(value)}")
+    if isinstance(value, (bool, str, bytes)) or value is None:
+        raise SettingError(f"{must}, not {value!r}{about_number(value)}")
     try:
         return float(value)
     except OverflowError:
@@ -66,9 +66,21 @@ def check_integer(value: Any, key: str, least: int) -> int:
 
 def check_seed(value: Any) -> int | None:
     """Return ``value`` as an integer, or None, else raise SettingError."""
-    if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__")):
-        raise SettingError(f"seed must be an integer or None, not {value!r}")
-    return None if value is None else operator.index(value)
+    try:
+        if not isinstance(value, bool):
+            return None if value is None else operator.index(value)
+    except TypeError:
+        pass
+    raise SettingError(f"seed must be an integer or None, not {value!r}")
+
+
+def about_number(value: Any) -> str:
+    """The hint of a message about a number written as a text, such as ``90%``; else nothing."""
+    try:
+        number = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
+    except (AttributeError, TypeError, ValueError):
+        return ""
+    return f"; write {number:g}"
 
 
 def about_shares(value: Any) -> str:

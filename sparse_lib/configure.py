@@ -12,7 +12,7 @@ import numbers
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from sparse_lib.checks import SettingError, closest
+from sparse_lib.checks import SettingError, about_number, closest
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.group import Group
 from sparse_lib.core.registry import algorithm_classes, constructor_keys, lacking_methods
@@ -76,7 +76,8 @@ def configure(config: Any) -> Group | None:
             _extend(group, entry)
     else:
         raise SettingError(
-            f"a sparsity config must be a number, a dict or a list of dicts, not {config!r}"
+            "a sparsity config must be a number, a dict or a list of dicts, not "
+            f"{config!r}{about_number(config)}"
         )
     return group
 

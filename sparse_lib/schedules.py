@@ -16,6 +16,8 @@ from typing import Any, ClassVar
 from torch import nn
 
 from sparse_lib.checks import (
+    SettingError,
+    about_number,
     about_shares,
     build,
     check_bool,
@@ -440,8 +442,7 @@ def make_hyperparameter_schedule(
         compat: Whether lists repeat and cosines return.
 
     Raises:
-        ValueError: If a value, type or argument is not allowed; TypeError if ``spec`` is none of
-            these.
+        ValueError: If a value, type or argument is not allowed, or ``spec`` is none of these.
 
     >>> make_hyperparameter_schedule({"type": "cosine", "init": 0.3, "half_period": 10})(5)
     0.15
@@ -459,9 +460,9 @@ def make_hyperparameter_schedule(
     if callable(spec) and not isinstance(spec, (type, nn.Module)):
         return Lambda(spec)
     if spec is None or isinstance(spec, (str, bool, type, nn.Module)):
-        raise TypeError(
+        raise SettingError(
             f"{key} must be a number, a list, a dict with 'type', a function of the step or a "
-            f"schedule, not {spec!r}"
+            f"schedule, not {spec!r}{about_number(spec)}"
         )
     return Constant(check_fraction(spec, key))
 

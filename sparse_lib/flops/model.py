@@ -214,6 +214,9 @@ def count(
     if isinstance(inputs, tuple) and inputs and all(isinstance(size, int) for size in inputs):
         raise TypeError(f"inputs are tensors, not the shape {inputs}; give torch.empty{inputs}")
     made_up = inputs is None or (isinstance(inputs, Mapping) and not inputs)
+    leaves = [] if made_up else tree_leaves(inputs)
+    if leaves and not any(isinstance(leaf, Tensor) for leaf in leaves):
+        raise TypeError(f"inputs are a tensor, or a tuple or mapping of them, not {inputs!r:.80}")
     args: tuple[Any, ...] = inputs if isinstance(inputs, tuple) else (inputs,)
     kwargs: dict[str, Any] = {}
     if made_up:

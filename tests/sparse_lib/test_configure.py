@@ -177,6 +177,9 @@ ERK = {"type": "erk"}
         ({"type": "linear", "init": 0.1, "slope": 0.1}, "'linear' is a schedule, which an algor"),
         ([0.5], "dicts"),
         *[(value, "number") for value in ([], "0.5", True)],
+        *[(value, "'90%'; write 0.9") for value in ("90%", of("rigl", "90%"), of("gmp", ["90%"]))],
+        (of("static", seed=1.5), "seed must be an integer or None, not 1.5"),
+        (of("topkast", regularization=b"1"), "regularization must be a number"),
     ],
 )
 def test_every_mistake_is_named(config, words):

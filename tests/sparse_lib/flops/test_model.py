@@ -235,6 +235,8 @@ def test_inputs_are_made_up_for_the_first_layer_or_asked_for():
         (lambda: count(nn.Linear(3, 3), batch_size=10**30), "batch_size is 10+; it must be below"),
         (lambda: count(nn.Linear(3, 3), batch_size=True), "batch_size must be an integer"),
         (lambda: count(gpt2(), batch_size=1, sequence_length=4, image_size=4), "not both"),
+        (lambda: count(nn.Conv2d(3, 3, 1), image_size=1.5), "image_size must be an integer"),
+        (lambda: count(nn.Linear(3, 3), 4), "inputs are a tensor, .* not 4"),
     ],
 )
 def test_wrong_settings_are_named(call, words):

@@ -185,7 +185,7 @@ def test_specs(spec, cls):
     ("spec", "error", "message"),
     [
         (80, ValueError, "drop_fraction must be between 0 and 1, not 80"),
-        ("3e-1", TypeError, "drop_fraction must be a number, a list, .* not '3e-1'"),
+        ("3e-1", TypeError, "drop_fraction must be a number, a list, .* not '3e-1'; write 0.3"),
         (None, TypeError, "drop_fraction must be a number"),
         ([], ValueError, "drop_fraction: values must hold at least one"),
         ([0.1, 2], ValueError, r"drop_fraction\[1\] must be between 0 and 1, not 2"),
