@@ -21,6 +21,7 @@ from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
 from sparse_lib.core.guard import bytes_of_mask
 from sparse_lib.core.parameter import IS_PLANNED, SparseParameter
+from sparse_lib.core.unreached import unreached
 from sparse_lib.flops.model import ModelFlops, count
 from sparse_lib.flops.trace import without_memory
 from sparse_lib.layers import DENSE_ROLES, LayerDescription, Layout, describe, why_dense
@@ -31,11 +32,9 @@ from sparse_lib.masks.shapers import (
     OutputGroupScoreShaper,
     ScoreFlattener,
 )
-from sparse_lib.schedules import LONG, Constant, Cubic, Cycling, FreqSchedule, Polynomial
+from sparse_lib.schedules import Constant
 
 _BY_SHAPE = ScoreFlattener | OutputGroupScoreShaper | InputGroupScoreShaper | NMScoreShaper
-#: Schedules that end at a value and stay there.
-_ENDING = Constant | Cubic | Polynomial
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,52 +245,6 @@ def _final_targets(algorithm: SparsityAlgorithm, num_steps: int | None) -> dict[
     for _ in steps[:-1]:
         levels.advance(True)
     return dict(levels.targets(steps[-1], is_update_step=True))
-
-
-def unreached(algorithm: SparsityAlgorithm | Group, num_steps: int) -> list[str]:
-    """Sentences on what the masks of an algorithm do not reach in a run of so many optimizer steps.
-
-    That is a change, or the ends of its schedules. The algorithm need not have been applied.
-    """
-    if isinstance(algorithm, Group):
-        return [note for member in algorithm.algorithms for note in unreached(member, num_steps)]
-    name, last = type(algorithm).__name__, num_steps
-    place = f"after {num_steps} steps"
-    if isinstance(algorithm, DynamicSparsityAlgorithm):
-        last = _last_update(algorithm, num_steps)
-        place = f"after its last mask update, at step {last} of {num_steps}"
-        if not last:
-            return [
-                f"{name} changes no mask in {num_steps} steps; its update is "
-                f"{algorithm.update_schedule!r}"
-            ]
-    elif isinstance(algorithm, Static):
-        return []
-    notes = []
-    for schedule in algorithm.sparsity.schedules:
-        if isinstance(schedule, Cycling) and not schedule.repeat:
-            used = sum(map(algorithm.is_update_step, range(num_steps + 1)))
-            ends = schedule.values[:used][-1], schedule.values[-1]
-        elif isinstance(schedule, _ENDING):
-            ends = schedule(last), schedule(LONG)
-        else:
-            continue
-        reached, end = (min(max(level, 0.0), 1.0) for level in ends)
-        if abs(end - reached) >= 0.01:
-            notes.append(
-                f"{name} is at a sparsity of {reached:.2f} {place}, and its schedule goes on to "
-                f"{end:.2f}: {schedule!r}"
-            )
-    return notes
-
-
-def _last_update(algorithm: DynamicSparsityAlgorithm, num_steps: int) -> int:
-    """The last update step of a run, 0 if it has none."""
-    due, end = algorithm.update_schedule, num_steps
-    if isinstance(due, FreqSchedule):
-        end = num_steps if due.stop is None else min(num_steps, due.stop - 1)
-        end -= (end - due.start) % due.freq if end >= due.start else end
-    return next((step for step in range(end, 0, -1) if algorithm.is_update_step(step)), 0)
 
 
 def counts_follow_from_shapes(algorithm: SparsityAlgorithm | Group, model: nn.Module) -> bool:

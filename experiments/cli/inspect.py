@@ -47,7 +47,7 @@ def check_runs(runs: Iterable[Run]) -> None:
     """
     from experiments.evaluation.suite import KINDS, load_suite
     from sparse_lib.configure import configure
-    from sparse_lib.preview import unreached
+    from sparse_lib.core.unreached import unreached
 
     seen: set[str] = set()
     for run in runs:

@@ -27,7 +27,7 @@ from experiments.training.process import say
 from experiments.training.trainer import Trainer
 from sparse_lib.checkpoint import export_safetensors
 from sparse_lib.configure import configure
-from sparse_lib.preview import unreached
+from sparse_lib.core.unreached import unreached
 
 MODES = ("train", "eval", "train_and_eval")
 

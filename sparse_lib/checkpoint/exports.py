@@ -13,6 +13,7 @@ from sparse_lib.checkpoint.names import State, masked, masks_of, namer
 from sparse_lib.checkpoint.states import split_known_state
 from sparse_lib.core.guard import guards, mask_name, watch_readers
 from sparse_lib.core.parameter import warn
+from sparse_lib.core.unreached import warn_of_unreached
 
 
 @torch.no_grad()
@@ -30,9 +31,14 @@ def finalize(model: nn.Module) -> dict[str, Tensor]:
         Full parameter name to the mask that was removed.
 
     Warns:
-        UserWarning: If something wrote to masked weights, which lose those values now.
+        UserWarning: If something wrote to masked weights, which lose those values now, or the
+            training ended before its masks had reached their targets.
     """
     masks = masks_of(model)
+    owned = [guard for module in model.modules() for guard in guards(module).values()]
+    for owner in {guard.driver.owner for guard in owned if guard.driver is not None}:
+        for member in owner.algorithms if owner is not None else ():
+            warn_of_unreached(member, member.step)
     averaged: set[int] = set()  # of weights under several masks, of which the last one counts
     for module in model.modules():
         for guard in list(guards(module).values()):

@@ -11,8 +11,6 @@ from torch.optim import Optimizer
 from sparse_lib.configure import configure
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.optimizers import innermost
-from sparse_lib.core.parameter import warn
-from sparse_lib.preview import unreached
 
 STATE_KEY = "sparsity_state"
 """Key of the first parameter group of an optimizer's state dict that holds the state."""
@@ -66,15 +64,6 @@ def is_masked_by(algorithm: SparsityAlgorithm, model: nn.Module) -> bool:
     """Whether an algorithm was applied to this very model."""
     known = {id(parameter) for parameter in model.parameters()}
     return any(id(sparse.param) in known for sparse in algorithm.sparse_params.values())
-
-
-def warn_of_unreached(algorithm: SparsityAlgorithm, num_steps: int) -> None:
-    """Warn where masks do not reach their targets in a training of so many optimizer steps."""
-    if num_steps > 0 and (notes := unreached(algorithm, num_steps)):
-        warn(
-            f"{'; '.join(notes)}; schedules count optimizer steps, of which gradient accumulation "
-            "makes fewer than batches"
-        )
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Callback, WeightAveraging
 
+from sparse_lib.core.unreached import warn_of_unreached
 from sparse_lib.integrations import common
 
 
@@ -59,7 +60,7 @@ class SparsityCallback(Callback):
         """Enforce the masks in the optimizer's steps; warn if they do not reach their targets."""
         steps = trainer.estimated_stepping_batches
         self._foreseen = int(steps) if steps < float("inf") else 0
-        common.warn_of_unreached(self.algorithm, self._foreseen)
+        warn_of_unreached(self.algorithm, self._foreseen)
         if self.algorithm.drives_optimizer:
             return
         for optimizer in trainer.optimizers:
@@ -86,7 +87,7 @@ class SparsityCallback(Callback):
         With other steps than foreseen, as by manual optimization, it warns as `on_fit_start`.
         """
         if self.algorithm.step != self._foreseen:
-            common.warn_of_unreached(self.algorithm, self.algorithm.step)
+            warn_of_unreached(self.algorithm, self.algorithm.step)
         for sparse in self.algorithm.sparse_params.values():
             sparse.guard.select_weight()
 

@@ -28,6 +28,7 @@ from sparse_lib.checkpoint import load_checkpoint
 from sparse_lib.checkpoint.files import opened
 from sparse_lib.core.guard import MaskGuard, guards
 from sparse_lib.core.parameter import unwrap
+from sparse_lib.core.unreached import warn_of_unreached
 from sparse_lib.integrations import common
 
 CONFIG_KEY = "sparse_lib"
@@ -101,7 +102,7 @@ class SparsityCallback(TrainerCallback):
                 "again at step 0",
                 stacklevel=2,
             )
-        common.warn_of_unreached(self.algorithm, state.max_steps)
+        warn_of_unreached(self.algorithm, state.max_steps)
         moves = any(member.updates_masks for member in self.algorithm.algorithms)
         if self.algorithm.step > state.global_step and moves:
             warnings.warn(
@@ -114,7 +115,7 @@ class SparsityCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Warn if masks do not reach their targets in a training that was stopped early."""
         if state.global_step != state.max_steps:
-            common.warn_of_unreached(self.algorithm, self.algorithm.step)
+            warn_of_unreached(self.algorithm, self.algorithm.step)
 
     def _apply_to_model(self, model: nn.Module) -> None:
         if not common.is_masked_by(self.algorithm, model):

@@ -251,6 +251,21 @@ def test_each_layout_holds_the_same_weights_and_leaves_the_model_alone(layout, t
     assert same({**before}, {**model.state_dict()})
 
 
+@pytest.mark.parametrize("steps", [10, 20])
+def test_finalize_tells_of_a_target_that_was_not_reached(steps, recwarn):
+    layer = nn.Linear(10, 10)
+    level = {"type": "polynomial", "init": 0.0, "final": 0.8, "start": 0, "stop": 20, "power": 1}
+    optimizer = driven(sl.GMP(level, update=5), layer, torch.optim.SGD, 0.1)
+    for _ in range(steps):
+        layer(torch.ones(1, 10)).sum().backward()
+        optimizer.step()
+    sl.finalize(layer)
+    told = [str(w.message) for w in recwarn if "goes on to 0.80" in str(w.message)]
+    assert [("sparsity of 0.40" in text, "step 10 of 10" in text) for text in told] == (
+        [(True, True)] if steps == 10 else []
+    )
+
+
 def test_finalize_selects_where_a_product_would_spread_nan_and_tells_of_what_it_drops():
     model = masked_network()
     model[0].weight.data.masked_fill_(~model[0].weight_mask, math.nan)

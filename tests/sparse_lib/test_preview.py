@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
+from sparse_lib.core.unreached import unreached
 from sparse_lib.flops.model import count
-from sparse_lib.preview import unreached
 from tests.sparse_lib import tiny_models
 from tests.sparse_lib.algorithm_cases import driven
 
