@@ -218,8 +218,8 @@ def example(
     """A meta tensor of the shape and type that the first layer of the model takes."""
     if sequence_length is not None and image_size is not None:
         raise ValueError("count takes sequence_length or image_size, not both.")
-    sides = () if image_size is None else image_size
-    sides = tuple(sides) if isinstance(sides, tuple | list) else (sides, sides)
+    given: Any = () if image_size is None else image_size
+    sides = tuple(given) if isinstance(given, tuple | list) else (given, given)
     sizes = [("batch_size", batch_size), ("sequence_length", sequence_length)]
     for key, size in sizes + [("image_size", side) for side in sides]:
         if size is not None and not 1 <= check_integer(size, key, 1) < 2**31:
