@@ -118,7 +118,7 @@ class Check(Strict):
     table: str
     ours: str
     published: str
-    rows: dict[str, list[str]] = Field({}, description="column to the values that count")
+    rows: str = Field(description="query of the rows that count")
     allowed: PositiveFloat = Field(0.01, description="largest relative difference")
     says: str = Field(description="what is compared, in words")
     shown: str = Field("", description="query of the rows whose values of ours stand in the row")

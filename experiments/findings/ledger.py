@@ -189,8 +189,7 @@ def _checked(claim: Claim, check: Check, scale: str) -> Finding:
     except UserError:
         reason = f"{check.computation} was not computed here"
         return Finding(claim, claim, Word(NO_TEST, reason=reason))
-    for column, kept in check.rows.items():
-        rows = rows[rows[column].astype(str).isin(kept)]
+    rows = rows.query(check.rows)
     apart = (rows[check.ours] / rows[check.published] - 1).abs()
     word = AGREES if len(rows) and apart.max() <= check.allowed else DIFFERS
     size = f"at most {100 * apart.max():.2g}% apart (allowed {100 * check.allowed:g}%)"

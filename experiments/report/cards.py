@@ -96,8 +96,19 @@ def word(found: Finding) -> str:
 def short_word(found: Finding) -> str:
     """The word in bold, and for no test the kind of its reason: the card has all of it."""
     if found.word.word != NO_TEST:
-        return word(found)
+        sides = _sides(found)
+        worse = f"; worse at {sides['worse']} of {sides.total()} other settings"
+        return word(found) + (worse if sides["worse"] and sides.total() > 2 else "")
     return f"**{NO_TEST}**: {found.word.reason.replace(';', ':').split(':')[0]}"
+
+
+def _sides(found: Finding) -> Counter[str]:
+    """On how many other workloads arm a is better, level or worse."""
+    sign = found.claim.outcome.sign if found.claim.outcome else 1
+    return Counter(
+        "level" if not e.low * e.high > 0 else "better" if sign * e.effect > 0 else "worse"
+        for _, e in found.trend
+    )
 
 
 def trend(found: Finding) -> str:
@@ -110,10 +121,7 @@ def trend(found: Finding) -> str:
     gains = {label: outcome.sign * e.effect * share[label] for label, e in found.trend}
     if len(gains) < 3:
         return "; ".join(f"{label}: {number(gain, 1)}{unit}" for label, gain in gains.items())
-    sides = Counter(
-        "level" if not e.low * e.high > 0 else "better" if gains[label] > 0 else "worse"
-        for label, e in found.trend
-    )
+    sides = _sides(found)
     counts = [f"{sides[side]} {side}" for side in ("better", "level", "worse") if sides[side]]
     ends = " to ".join(number(end, 1) for end in (min(gains.values()), max(gains.values())))
     return f"{', '.join(counts)}: {ends}{unit}"

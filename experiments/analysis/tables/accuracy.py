@@ -1,5 +1,5 @@
 """Test accuracy in percent (higher is better): mean over seeds with its 95% interval, and the
-difference to the dense model in points with the interval of the workload's spread."""
+difference to dense in points, whose interval follows from the spread of these runs alone."""
 
 import pandas as pd
 
