@@ -321,8 +321,7 @@ def update_readme(readme: Path, nine: Sequence[Finding]) -> None:
         f"[![Effects here relative to the published ones](reports/{FOREST})](reports/README.md)",
         "",
         "*Right is better. Top: our effects as multiples of the published ones (dots), with 95% "
-        "intervals. Middle: effects without a comparable published number. Bottom: pooled over "
-        "workloads.*",
+        "intervals. Middle: no published number compares. Bottom: pooled over workloads.*",
         "",
     ]
     lines += [
