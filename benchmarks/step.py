@@ -112,7 +112,7 @@ def make_step(spec: RunSpec, folder: Path, way: str) -> Step:
     """A step as the loop of this repository takes it, without its logs and validations."""
     recipe = spec.recipe.model_copy(update=WAYS[way])
     spec = spec.model_copy(update={"recipe": recipe})
-    trainer = training.Trainer(spec, data_dir=folder, state_dir=folder / f"{spec.method}-{way}")
+    trainer = training.Trainer(spec, data_dir=folder)
     trainer.model.train()
     return trainer.step
 

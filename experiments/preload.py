@@ -146,7 +146,7 @@ def _work(connection: socket.socket, streams: list[int], job: dict[str, Any]) ->
 
 def _load(command: str, scale: str) -> None:
     """Import what a command needs; what fails is left to the commands."""
-    from experiments.evaluation.environment import quiet_and_offline
+    from experiments.evaluation.model import quiet_and_offline
 
     quiet_and_offline()
     for name in f"{LIBRARIES[command]} {OWN}".split():

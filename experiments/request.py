@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from experiments import data
-from experiments.evaluation.code import evaluation_code_hash
+from experiments.evaluation.suite import evaluation_code_hash
 from experiments.specs import code, cost, trials
 from experiments.specs.code import ROOT
 from experiments.specs.config import checked

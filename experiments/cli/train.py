@@ -16,7 +16,7 @@ from experiments import data as datasets
 from experiments import tasks
 from experiments.cli.options import Mirror, RunId, Scale, app, check_device, mirror_root
 from experiments.errors import UserError, explained, sentence
-from experiments.evaluation.environment import quiet_and_offline
+from experiments.evaluation import model as scoring
 from experiments.specs.code import training_code_hash
 from experiments.specs.cost import EXECUTIONS, PRECISIONS
 from experiments.specs.lookup import find_data, find_run, rerun_command
@@ -80,7 +80,7 @@ def train(
         check_choice("precision", precision, PRECISIONS)
     check_device(device)
     if score:
-        quiet_and_offline()
+        scoring.quiet_and_offline()
     from experiments.training import loop as training
     from experiments.training.process import say
 
@@ -118,13 +118,12 @@ def score_run(run: Run, mirror: Path | None, log: Path | None) -> None:
     The result goes to the evaluation's cache only. Whatever fails, the trained model stands, and
     `evaluate` fails by the same: a bug shows its traceback here and there.
     """
-    from experiments.evaluation.model import evaluate_model
     from experiments.training.process import say
 
     folder = paths.run(run.scale, run.id)
     try:
         with tempfile.TemporaryDirectory(prefix="score-") as scratch:
-            evaluate_model(
+            scoring.evaluate_model(
                 folder / "model",
                 run.spec.suite,
                 data_dir=paths.data(run.data_label),
@@ -223,10 +222,9 @@ def evaluate(
     if out is None:
         out = model.parent / f"eval-{paths.name('suite', Path(suite).stem)}.json"
     from experiments.cli import terminal
-    from experiments.evaluation.model import evaluate_model
 
     mirror = mirror_root(mirror)
-    result = evaluate_model(model, suite, data_dir=data, out=out, mirror=mirror, task=task)
+    result = scoring.evaluate_model(model, suite, data_dir=data, out=out, mirror=mirror, task=task)
     if run is not None and suite == own and out == model.parent / "eval.json":
         from experiments.store.record import gather
 

@@ -12,7 +12,7 @@ import typer
 
 from experiments import tasks
 from experiments.cli.options import Mirror, app, mirror_root
-from experiments.evaluation.environment import quiet_and_offline
+from experiments.evaluation import model as scoring
 from experiments.specs.code import training_code_hash
 from experiments.specs.expand import all_runs, study_runs
 from experiments.specs.lookup import find_run, find_runs
@@ -111,8 +111,7 @@ def train_again(run: Run, mirror: Path | None, *, repeat: bool = False) -> None:
         return
     if run.first is not None:
         train_again(find_run(run.first), mirror)
-    quiet_and_offline()
-    from experiments.evaluation.model import evaluate_model
+    scoring.quiet_and_offline()
     from experiments.store.record import gather
     from experiments.training import loop as training
 
@@ -130,7 +129,7 @@ def train_again(run: Run, mirror: Path | None, *, repeat: bool = False) -> None:
     )
     assert run.spec.suite is not None  # each run of a study has one
     model, out, task = folder / "model", folder / "eval.json", run.spec.task
-    evaluate_model(model, run.spec.suite, data_dir=data, out=out, mirror=mirror, task=task)
+    scoring.evaluate_model(model, run.spec.suite, data_dir=data, out=out, mirror=mirror, task=task)
     gather(folder)
 
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 from typing import Any
 
 from experiments import tasks
 from experiments.errors import UserError
 from experiments.store.io import read_cache
+
+
+def quiet_and_offline() -> None:
+    """Set what is not set yet; call it before tqdm, datasets and lm_eval are imported."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")
 
 
 def evaluate_model(

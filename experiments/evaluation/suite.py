@@ -15,8 +15,10 @@ from pydantic import (
     ValidationError,
 )
 
+from experiments import tasks
 from experiments.errors import UserError, not_one_of
 from experiments.evaluation import metrics
+from experiments.specs.code import code_hash, module_files
 from experiments.specs.digest import digest
 from experiments.specs.strict_yaml import read_yaml
 from experiments.strict import Several, Strict, first_problem
@@ -130,8 +132,8 @@ def _own_task(path: Path) -> dict[str, Any]:
 
 def own_tasks() -> dict[str, str]:
     """Our own tasks, each with the file of a prepared dataset that it reads."""
-    tasks = [_own_task(path) for path in sorted(OWN_TASKS.glob("*.yaml"))]
-    return {task["task"]: task["dataset_kwargs"]["file"] for task in tasks}
+    own = [_own_task(path) for path in sorted(OWN_TASKS.glob("*.yaml"))]
+    return {task["task"]: task["dataset_kwargs"]["file"] for task in own}
 
 
 def applicable(suite: Suite, data_dir: Path | None) -> list[TaskEntry]:
@@ -165,6 +167,20 @@ def suite_files(suite: Suite | ImageSuite) -> list[Path]:
         if path.suffix != ".py":
             queue += _named_files(_own_task(path))
     return sorted(found)
+
+
+def suite_code_hash(suite: Suite | ImageSuite, *modules: Path) -> str:
+    """Hash of modules, of `suite_files`, and of the code that they import."""
+    files = suite_files(suite)
+    texts = {path.name: path.read_text("utf-8") for path in files if path.suffix != ".py"}
+    return digest([code_hash(*modules, *(f for f in files if f.suffix == ".py")), texts])
+
+
+@functools.cache
+def evaluation_code_hash(task: str, suite: str) -> str:
+    """Hash of a task's evaluation code, one suite file and our own task definitions."""
+    code = suite_code_hash(load_suite(suite), *module_files(tasks.get(task).EVALUATION))
+    return digest([code, suite_path(suite).read_text("utf-8")])
 
 
 def _named_files(task: dict[str, Any]) -> list[Path]:

@@ -17,8 +17,7 @@ from experiments.evaluation.exported import read_model
 from experiments.evaluation.files import hash_files, scored_once
 from experiments.evaluation.outputs import Images
 from experiments.evaluation.skipping import skipping
-from experiments.evaluation.suite import ImageSuite, load_suite, suite_files
-from experiments.specs.code import code_hash
+from experiments.evaluation.suite import ImageSuite, load_suite, suite_code_hash
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,7 +44,7 @@ def evaluate(
         "suite_hash": settings.hash,
         "data_hash": read_meta(data_dir)["hash"],
         "files_hash": hash_files(data_dir, files),
-        "code_hash": code_hash(Path(__file__), *suite_files(settings)),
+        "code_hash": suite_code_hash(settings, Path(__file__)),
     }
     return scored_once(
         model_dir,

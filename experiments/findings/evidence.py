@@ -116,21 +116,17 @@ def _facts(run: Run) -> dict[str, object]:
     spec, recipe = run.spec, run.spec.recipe
     transform = spec.transform
     return {
+        **spec.labels,
         "run": run.id,
-        "model": spec.model.label,
         "architecture": spec.model.name,
-        "dataset": spec.data.name,
         "data": f"{spec.data.label}/{getattr(spec.data, 'context', '')}",
         "budget": float(getattr(recipe, recipe.BUDGET)),
         "stable": recipe.stable is not None,
         "batch": recipe.batch_size,
         "method": spec.method or "",
-        "recipe": recipe.name,
         "rate": recipe.learning_rate,
         "masks": json.dumps(_shares(spec.sparsity, recipe.steps), sort_keys=True),
-        "algorithm": spec.algorithm,
         "sparsity": spec.final_sparsity or 0.0,
-        "seed": spec.seed,
         "transform": "" if transform is None else json.dumps(transform.to_json(), sort_keys=True),
         "first": run.first or "",
     }

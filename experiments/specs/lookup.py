@@ -52,9 +52,7 @@ def _raise_broken(name: str, known: Collection[str], *scales: Scale) -> None:
 
 def _but_for_seed(run: Run) -> tuple[Any, ...]:
     """A key that runs share if they differ in their seed only."""
-    spec = run.spec
-    names = spec.model.label, spec.data.label, spec.recipe.name, spec.method
-    return (spec.scale, *names, spec.final_sparsity)
+    return (run.data_label, *({**run.spec.labels, "seed": None}.values()))
 
 
 def find_runs(text: str) -> list[Run]:

@@ -108,6 +108,21 @@ class RunSpec(Treatment, Strict):
         return {key: v for key, v in value.items() if v is not None or key == "sparsity"}
 
     @property
+    def labels(self) -> dict[str, Any]:
+        """Names and numbers that tell runs apart, as tables call them."""
+        return {
+            "model": self.model.label,
+            "dataset": self.data.name,
+            "method": self.method,
+            "algorithm": self.algorithm,
+            "family": self.family,
+            "sparsity": self.final_sparsity,
+            "seed": self.seed,
+            "scale": self.scale,
+            "recipe": self.recipe.name,
+        }
+
+    @property
     def hash(self) -> str:
         """Hash of what determines the trained weights, the evaluation suite left out."""
         return digest({key: value for key, value in self.to_json().items() if key != "suite"})

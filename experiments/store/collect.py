@@ -40,19 +40,11 @@ def curve_columns() -> list[str]:
 
 def _identity(record: Record, study_name: str) -> dict[str, Any]:
     """The columns that are the same for every metric of one run."""
-    spec, versions = record.spec, record.versions
+    versions = record.versions
     return {
         "study": study_name,
         "run": record.run,
-        "model": spec.model.label,
-        "dataset": spec.data.name,
-        "method": spec.method,
-        "algorithm": spec.algorithm,
-        "family": spec.family,
-        "sparsity": spec.final_sparsity,
-        "seed": spec.seed,
-        "scale": spec.scale,
-        "recipe": spec.recipe.name,
+        **record.spec.labels,
         "data_hash": record.data.hash,
         "spec_hash": record.spec_hash,
         "code_hash": record.code_hash,

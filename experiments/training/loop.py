@@ -17,6 +17,7 @@ from experiments.store.io import read_cache
 from experiments.store.machine import key as machine_key
 from experiments.training import summary
 from experiments.training.process import Interrupted, locked, stop_signals
+from experiments.training.state import Saved
 from experiments.training.trainer import Trainer
 
 
@@ -47,7 +48,7 @@ def writing(folder: Path) -> Iterator[None]:
         raise CannotWrite(f"{folder} cannot be written: {reason(error)}") from error
 
 
-def run(trainer: Trainer, received: list[int]) -> None:
+def run(trainer: Trainer, saved: Saved, received: list[int]) -> None:
     """Train to the last step; saves and raises `Interrupted` after a signal."""
     recipe, progress = trainer.spec.recipe, trainer.progress
     here = machine_key(machine.facts(trainer.num_threads, device=str(trainer.device)))
@@ -55,7 +56,7 @@ def run(trainer: Trainer, received: list[int]) -> None:
     steps = recipe.steps
     log_every = max(1, steps // NUM_LOG_ROWS)
     validate_every = max(1, steps // recipe.validations)
-    before, saved, told = progress.elapsed_s, time.monotonic(), time.monotonic()
+    before, last_save, told = progress.elapsed_s, time.monotonic(), time.monotonic()
     start, pause = time.monotonic(), SAVE_EVERY_S
     cpu_before, cpu_start = progress.cpu_s, time.process_time()
     first = progress.step
@@ -82,20 +83,28 @@ def run(trainer: Trainer, received: list[int]) -> None:
             progress.validating_s += time.monotonic() - began
             progress.validating_cpu_s += time.process_time() - cpu_began
         if recipe.stable is not None and progress.step in recipe.stable.keep:
-            trainer.keep()
+            saved.keep(progress.step, trainer.state())
         now = time.monotonic()
         if received:
-            trainer.save()
+            saved.save(progress.step, trainer.state())
             trainer.say(f"stopped by signal {received[0]} at step {progress.step}; state saved")
             raise Interrupted(128 + received[0])
-        if now - saved >= pause:
-            trainer.try_to_save()
-            saved = time.monotonic()
-            pause = max(SAVE_EVERY_S, (saved - now) / SAVE_SHARE)
+        if now - last_save >= pause:
+            try_to_save(trainer, saved)
+            last_save = time.monotonic()
+            pause = max(SAVE_EVERY_S, (last_save - now) / SAVE_SHARE)
         if now - told >= STATUS_EVERY_S:
             status(trainer, float(loss), first, now - start)
             told = now
-    trainer.try_to_save()
+    try_to_save(trainer, saved)
+
+
+def try_to_save(trainer: Trainer, saved: Saved) -> None:
+    """Save the state, or print why that failed; the training continues without a new one."""
+    try:
+        saved.save(trainer.progress.step, trainer.state())
+    except OSError as error:
+        trainer.say(f"{error}; the training goes on")
 
 
 def status(trainer: Trainer, loss: float, first: int, seconds: float) -> None:
@@ -140,17 +149,18 @@ def train(
         if not locked(spec.id, state_dir, received, log, held) and finished(out, spec):
             return
         data.verify(data_dir)
-        trainer = Trainer(
-            spec, data_dir=data_dir, state_dir=state_dir, code_hash=code_hash, log=log, **options
-        )
+        trainer = Trainer(spec, data_dir=data_dir, log=log, **options)
         held.callback(trainer.batches.close)
-        if trainer.resume():
+        origin = {"code": code_hash, "data": trainer.task.data["hash"]}
+        saved = Saved(state_dir, {**origin, "first_weights": trainer.first_weights}, trainer.say)
+        if (state := saved.newest()) is not None:
+            trainer.restore(state)
             trainer.say(f"resumes at step {trainer.progress.step}")
-        run(trainer, received)
+        run(trainer, saved, received)
         with writing(out):
-            summary.write(trainer, out, code_hash=code_hash, command=command)
+            summary.write(trainer, out, saved.kept, code_hash=code_hash, command=command)
         if not keep_states:
-            trainer.saved.remove()
+            saved.remove()
         final = trainer.progress.rows[-1]
         trainer.say(
             f"done: {trainer.progress.step} steps in {trainer.progress.elapsed_s:.0f} s, "

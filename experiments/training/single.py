@@ -72,7 +72,7 @@ def run(
     if mode == "train":
         return {}
     checkpoint = checkpoint or _last_checkpoint(model_dir)
-    trainer = _trainer(spec, model_dir, data_dir, checkpoint, device)
+    trainer = _trainer(spec, data_dir, checkpoint, device)
     if eval_steps is not None:
         samples = {f"validation_{trainer.task.unit}": eval_steps * trainer.task.units_per_step}
         trainer.task.recipe = spec.recipe.model_copy(update=samples)
@@ -124,7 +124,7 @@ def _train(
             if not (model_dir / "state").exists():  # nothing was trained
                 (model_dir / "spec.json").unlink(missing_ok=True)
             raise
-    model = _trainer(spec, model_dir, data_dir, model_dir / "model", "cpu").model
+    model = _trainer(spec, data_dir, model_dir / "model", "cpu").model
     path = model_dir / f"checkpoint_{spec.recipe.steps}.safetensors"
     with training.writing(model_dir):
         return export_safetensors(model, path, layout="nan")
@@ -143,16 +143,11 @@ def _refuse_other_settings(spec: RunSpec, model_dir: Path) -> None:
     write_json(note, now)
 
 
-def _trainer(spec: RunSpec, model_dir: Path, data_dir: Path, weights: Path, device: str) -> Trainer:
+def _trainer(spec: RunSpec, data_dir: Path, weights: Path, device: str) -> Trainer:
     """A trainer that holds these weights and has not begun."""
     # Without an algorithm the masks are exactly those of the weights.
-    return Trainer(
-        _starting_from(spec.model_copy(update={"sparsity": None}), weights),
-        data_dir=data_dir,
-        state_dir=model_dir / "state",
-        device=device,
-        first=weights,
-    )
+    spec = _starting_from(spec.model_copy(update={"sparsity": None}), weights)
+    return Trainer(spec, data_dir=data_dir, device=device, first=weights)
 
 
 def _starting_from(spec: RunSpec, weights: Path) -> RunSpec:

@@ -60,6 +60,7 @@ class Saved:
 
     def __init__(self, folder: Path, origin: dict[str, str | None], say: Callable[[str], None]):
         self.folder, self.origin, self.say = folder, origin, say
+        self.kept = folder / STATES
 
     def files(self) -> list[Path]:
         """The saved states, the last one first."""

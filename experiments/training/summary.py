@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments import machine
 from experiments.store.io import write_json, write_whole
 from experiments.training.device import gpu_facts
+from experiments.training.state import STATES
 from sparse_lib.masks.counts import num_true
 
 if TYPE_CHECKING:
@@ -120,11 +122,17 @@ def compute(trainer: Trainer) -> dict[str, Any]:
     return {"compute": found} if found else {}
 
 
-def write(trainer: Trainer, out: Path, *, code_hash: str, command: str) -> None:
-    """The files of a finished run; ``train.json`` last, since it says that the rest is there."""
+def write(trainer: Trainer, out: Path, kept: Path, *, code_hash: str, command: str) -> None:
+    """The files of a finished run; ``train.json`` last, since it says that the rest is there.
+
+    Args:
+        kept: folder with the states that other runs continue, if it exists.
+    """
     text = "".join(json.dumps(row) + "\n" for row in trainer.progress.rows)
     write_whole(out / "metrics.jsonl", text.encode())
     trainer.export(out / "model")
+    if kept.is_dir():
+        shutil.copytree(kept, out / "model" / STATES)
     spec = trainer.spec
     identity = {"run": spec.id, "spec": spec.to_json(), "spec_hash": spec.hash}
     record = {**identity, "code_hash": code_hash, **facts(trainer), "command": command}

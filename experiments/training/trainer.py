@@ -1,4 +1,4 @@
-"""One run: its model, data and optimizer, one step of it, and all that it resumes from."""
+"""One run: its model, data and optimizer, one step of it, and its whole state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from experiments.training.device import (
     skipping_runner,
 )
 from experiments.training.process import say
-from experiments.training.state import STATES, Saved, generators, kept_state, set_generators
+from experiments.training.state import generators, kept_state, set_generators
 from sparse_lib import ift
 from sparse_lib.checkpoint import masks_of
 from sparse_lib.configure import configure
@@ -58,8 +58,6 @@ class Trainer:
     """One run from its spec to its files.
 
     Args:
-        state_dir: what the run goes on from after an interruption.
-        code_hash: of the code that trains; a state of other code is not resumed.
         num_threads: threads of this process; part of what makes a run bit-reproducible.
         precision: of matrix products: ``fp32``, ``bf16`` or ``tf32``; None as the recipe says.
         compile: whether `torch.compile` runs the model; None as the recipe says.
@@ -72,8 +70,6 @@ class Trainer:
         spec: RunSpec,
         *,
         data_dir: Path,
-        state_dir: Path,
-        code_hash: str = "",
         num_threads: int = 1,
         device: str = "cpu",
         precision: str | None = None,
@@ -115,15 +111,13 @@ class Trainer:
         self.progress = Progress()
         #: Seconds of another run's training that this one went on from.
         self.borrowed_s = 0.0
-        origin = {"code": code_hash, "data": self.task.data["hash"]}
         level = spec.final_sparsity or 0.0
         self.execute(choose(execution, self.sparsity, level) if self.can_skip() else "dense")
         if continues:
             assert first is not None
-            state, self.first_weights = kept_state(first, spec, origin["data"])
+            state, self.first_weights = kept_state(first, spec, self.task.data["hash"])
             self.restore(state)
             self.borrowed_s = self.progress.elapsed_s
-        self.saved = Saved(state_dir, {**origin, "first_weights": self.first_weights}, self.say)
 
     def build_model(self) -> tuple[torch.nn.Module, dict[str, Any] | None]:
         """The model with fresh weights, and what its transformation says of masks."""
@@ -152,10 +146,6 @@ class Trainer:
 
     # State
 
-    def save(self) -> None:
-        """Save what `resume` goes on from; raises `OSError` where that is impossible."""
-        self.saved.save(self.progress.step, self.state())
-
     def state(self) -> dict[str, Any]:
         """All that the rest of the run depends on, and what it says of the part behind it."""
         self.progress.loss_sum = float(self.progress.loss_sum)
@@ -168,24 +158,6 @@ class Trainer:
             "skip_costs": self.skip_costs,
             "progress": vars(self.progress),
         }
-
-    def keep(self) -> None:
-        """Write the state of this step for other runs to continue; `export` hands it out."""
-        self.saved.keep(self.progress.step, self.state())
-
-    def try_to_save(self) -> None:
-        """Save, or print why that failed; the training continues without a new state."""
-        try:
-            self.save()
-        except OSError as error:
-            self.say(f"{error}; the training goes on")
-
-    def resume(self) -> bool:
-        """Load the last state that is whole and began with the same code, data and weights."""
-        state = self.saved.newest()
-        if state is not None:
-            self.restore(state)
-        return state is not None
 
     def restore(self, state: dict[str, Any]) -> None:
         """Be where `state` was returned."""
@@ -260,5 +232,3 @@ class Trainer:
             from safetensors.torch import save_file
 
             save_file(masks, folder / weights.MASKS)
-        if (kept := self.saved.folder / STATES).is_dir():
-            shutil.copytree(kept, folder / STATES)

@@ -9,7 +9,6 @@ import pandas as pd
 from experiments.analysis import costs
 from experiments.specs.lookup import rerun_command
 from experiments.specs.planned import PlannedStudy
-from experiments.specs.run import RunSpec
 
 EVERY_RECIPE = True
 #: Columns that tell a run from others; figures of curves name their runs by id alone.
@@ -37,16 +36,11 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
             row = _row(run, facts.loc[run], measured.loc[run])
             rows.append(row | {costs.BESIDE: costs.beside_others(shares, [run])})
         else:
-            row = {"run": run, "status": "missing", **_identity(planned[run].spec)}
+            row = {"run": run, "status": "missing", **planned[run].spec.labels}
             rows.append(row | {"command": rerun_command([run])})
     table = pd.DataFrame(rows, columns=COLUMNS)
     unseen = [unit for unit in ("tokens", "images") if table[unit].isna().all()]
     return table.drop(columns=unseen)
-
-
-def _identity(spec: RunSpec) -> dict[str, Any]:
-    values = spec.model.label, spec.method, spec.algorithm, spec.family, spec.final_sparsity
-    return dict(zip(IDENTITY, (*values, spec.recipe.name, spec.seed), strict=True))
 
 
 def _row(run: str, facts: pd.Series, measured: pd.Series) -> dict[str, Any]:

@@ -14,10 +14,9 @@ from typing import Any
 from experiments.data import verify
 from experiments.data.files import LIST, read_meta
 from experiments.errors import UserError
-from experiments.evaluation.environment import quiet_and_offline
 from experiments.evaluation.files import hash_files, hub_digest, scored_once
-from experiments.evaluation.suite import Suite, applicable, load_suite, suite_files
-from experiments.specs.code import code_hash
+from experiments.evaluation.model import quiet_and_offline
+from experiments.evaluation.suite import Suite, applicable, load_suite, suite_code_hash
 from experiments.specs.digest import digest
 
 
@@ -54,10 +53,8 @@ def evaluate(
         hashes["files_hash"] = hash_files(data_dir, [data_dir / LIST])
     elif settings.perplexity is not None or any(entry.folder is None for entry in settings.tasks):
         raise UserError(f"suite {settings.name} scores text of prepared data; name their folder")
-    files = suite_files(settings)
-    texts = {path.name: path.read_text("utf-8") for path in files if path.suffix != ".py"}
-    code = code_hash(Path(__file__), *(path for path in files if path.suffix == ".py"))
-    hashes["code_hash"] = digest([code, texts, importlib.metadata.version("lm_eval")])
+    code = suite_code_hash(settings, Path(__file__))
+    hashes["code_hash"] = digest([code, importlib.metadata.version("lm_eval")])
     folder = (cache or (out.parent if out.suffix == ".json" else out)) / "lm_eval"
     return scored_once(
         model_dir,

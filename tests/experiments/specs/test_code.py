@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments import data
-from experiments.evaluation.code import evaluation_code_hash
+from experiments.evaluation.suite import evaluation_code_hash
 from experiments.specs import code
 from experiments.specs.code import training_code_hash
 from experiments.specs.expand import all_runs, computation_costs

@@ -11,6 +11,7 @@ from experiments.specs.expand import study_runs
 from experiments.specs.read import load_study
 from experiments.specs.run import RunSpec
 from experiments.training import loop as training
+from experiments.training.state import Saved
 from tests.experiments.specs.edit import edited
 
 STUDY = load_study("sparsity_library")
@@ -42,18 +43,23 @@ def weights(folder: Path) -> bytes:
 @contextmanager
 def dying(monkeypatch: pytest.MonkeyPatch, *ends: int, saves: tuple[int, ...] = ()):
     """Trainings save after some steps, and are interrupted after a save at those of ``ends``."""
-    step = training.Trainer.step
+    step, states = training.Trainer.step, []
+
+    def noted(*arguments):
+        states.append(Saved(*arguments))
+        return states[-1]
 
     def step_then_die(trainer):
         loss = step(trainer)
         if trainer.progress.step in (*saves, *ends):
-            trainer.save()
+            states[-1].save(trainer.progress.step, trainer.state())
         if trainer.progress.step in ends:
             raise KeyboardInterrupt
         return loss
 
     with monkeypatch.context() as patch:
         patch.setattr(training.Trainer, "step", step_then_die)
+        patch.setattr(training, "Saved", noted)
         yield
 
 

@@ -17,11 +17,13 @@ from experiments.specs.run import RunSpec
 from experiments.tasks import epoch_order, lm, warmup_cosine
 from experiments.training import loop as training
 from experiments.training.process import Interrupted
+from experiments.training.state import Saved
 from experiments.training.weights import MASKS
 from sparse_lib.execution import kernels
 from tests.experiments.specs.edit import edited
 from tests.experiments.training.short import (
     RUNS,
+    dying,
     run_training,
     short_spec,
     weights,
@@ -47,14 +49,15 @@ def rows_of(folder: Path) -> list[dict]:
     return [json.loads(row) for row in (folder / "out/metrics.jsonl").read_text().splitlines()]
 
 
-def interrupted(spec, corpus, folder) -> training.Trainer:
-    """A training that a signal of the system has ended."""
-    options = {"state_dir": folder / "state" / "run", "code_hash": "1" * 64}
-    trainer = training.Trainer(spec, data_dir=corpus, **options)
+def interrupted(spec, corpus, folder) -> Saved:
+    """The states of a training that a signal of the system has ended."""
+    trainer = training.Trainer(spec, data_dir=corpus)
+    origin = {"code": "1" * 64, "data": trainer.task.data["hash"], "first_weights": None}
+    saved = Saved(folder / "state" / "run", origin, trainer.say)
     with pytest.raises(Interrupted) as caught:
-        training.run(trainer, [15])
+        training.run(trainer, saved, [15])
     assert caught.value.code == 143
-    return trainer
+    return saved
 
 
 def test_a_run_goes_on_with_the_choice_of_the_machine_that_began_it(
@@ -64,8 +67,8 @@ def test_a_run_goes_on_with_the_choice_of_the_machine_that_began_it(
     monkeypatch.setenv("SPARSE_LIB_SKIP_COSTS", "0.01,0.01,1")
     expected = run_training(spec, corpus, tmp_path / "whole")
     assert expected["execution"] == "auto"
-    trainer = interrupted(spec, corpus, tmp_path)
-    assert len(trainer.saved.files()) == 1 and "state saved" in capsys.readouterr().out
+    saved = interrupted(spec, corpus, tmp_path)
+    assert len(saved.files()) == 1 and "state saved" in capsys.readouterr().out
     monkeypatch.setenv("SPARSE_LIB_SKIP_COSTS", "100,100,100")
     result = run_training(spec, corpus, tmp_path)
     assert result["skip_costs"] == expected["skip_costs"] == [0.01, 0.01, 1, 1, 1, 1]
@@ -138,10 +141,7 @@ def test_a_diverging_run_is_one_sentence(corpus, tmp_path, monkeypatch):
 def test_methods_see_the_same_tokens_in_the_same_order(corpus, tmp_path):
     """Half the batch and twice the steps read the stream that the full batch reads."""
     full = edited(short_spec("dense"), lambda spec: spec["recipe"].update(batch_size=8))
-    a, b = (
-        training.Trainer(spec, data_dir=corpus, state_dir=tmp_path).task
-        for spec in (full, short_spec("static"))
-    )
+    a, b = (training.Trainer(spec, data_dir=corpus).task for spec in (full, short_spec("static")))
     for step in range(30):
         assert torch.equal(a.batch(step), torch.cat([b.batch(2 * step), b.batch(2 * step + 1)]))
 
@@ -176,7 +176,7 @@ def test_a_transformed_run_trains_at_the_cost_of_the_dense_one(family, corpus, t
 
 
 def test_a_validation_holds_a_bounded_number_of_logits(corpus, tmp_path, monkeypatch):
-    trainer = training.Trainer(short_spec("dense"), data_dir=corpus, state_dir=tmp_path)
+    trainer = training.Trainer(short_spec("dense"), data_dir=corpus)
     window = trainer.task.context * trainer.task.corpus.meta["vocab_size"]
     sizes = []
     trainer.model.register_forward_pre_hook(
@@ -205,13 +205,13 @@ def first(corpus, tmp_path_factory) -> Path:
     return folder / "out" / "model"
 
 
-def start(spec: RunSpec, corpus: Path, folder: Path, first: Path) -> training.Trainer:
-    return training.Trainer(spec, data_dir=corpus, state_dir=folder / "state", first=first)
+def start(spec: RunSpec, corpus: Path, first: Path) -> training.Trainer:
+    return training.Trainer(spec, data_dir=corpus, first=first)
 
 
 def test_a_second_phase_starts_from_the_first_ones_end(first, corpus, tmp_path):
     weights, masks = load_file(first / "model.safetensors"), load_file(first / MASKS)
-    trainer = start(second_phase(densify=True), corpus, tmp_path, first)
+    trainer = start(second_phase(densify=True), corpus, first)
     for name, value in trainer.model.state_dict().items():
         assert torch.equal(value, weights[name])
     assert set(trainer.model.state_dict()) == set(weights)  # no masks are left
@@ -221,7 +221,7 @@ def test_a_second_phase_starts_from_the_first_ones_end(first, corpus, tmp_path):
     revived = trainer.model.state_dict()[name][~masks[name]]
     assert (revived != 0).float().mean() > 0.5
 
-    kept = start(second_phase(densify=False, method="static"), corpus, tmp_path, first)
+    kept = start(second_phase(densify=False, method="static"), corpus, first)
     for _ in range(3):
         kept.step()
     state = kept.model.state_dict()
@@ -231,38 +231,39 @@ def test_a_second_phase_starts_from_the_first_ones_end(first, corpus, tmp_path):
         assert not state[name][~mask].any()
 
 
-def test_a_second_phase_resumes_only_over_the_same_first_phase(first, corpus, tmp_path, capsys):
+def test_a_second_phase_resumes_only_over_the_same_first_phase(
+    first, corpus, tmp_path, monkeypatch, capsys
+):
     spec = second_phase(densify=True)
-    trainer = start(spec, corpus, tmp_path, first)
-    trainer.step()
-    trainer.save()
-    again = start(spec, corpus, tmp_path, first)
-    assert again.resume() and again.progress.step == 1
+    with dying(monkeypatch, 1), pytest.raises(KeyboardInterrupt):
+        run_training(spec, corpus, tmp_path, first=first)
+    shutil.copytree(tmp_path / "state", tmp_path / "anew" / "state")
+    run_training(spec, corpus, tmp_path, first=first)
+    assert "resumes at step 1" in capsys.readouterr().out
 
     run_training(short_spec("set", steps=12), corpus, tmp_path / "other")
-    anew = start(spec, corpus, tmp_path, tmp_path / "other" / "out" / "model")
-    assert not anew.resume() and anew.progress.step == 0
-    assert "begins anew" in capsys.readouterr().out
+    run_training(spec, corpus, tmp_path / "anew", first=tmp_path / "other" / "out" / "model")
+    assert "first phase was trained again since step 1" in capsys.readouterr().out
 
 
 def test_weights_of_another_model_or_vocabulary_are_refused(first, corpus, tmp_path):
     spec = edited(second_phase(densify=True), lambda spec: spec["model"].update(hidden_size=64))
     with pytest.raises(ValueError, match="weights of smoke__first do not fit") as caught:
-        start(spec, corpus, tmp_path, first)
+        start(spec, corpus, first)
     assert "\n" not in str(caught.value)
     data = shutil.copytree(corpus, tmp_path / "data")
     first = shutil.copytree(first, tmp_path / "first")
     for folder, text in ((first, "{}"), (data / "tokenizer", "[]")):
         (folder / "tokenizer.json").write_text(text)
     with pytest.raises(ValueError, match="tokenizer differs from that of the run smoke__first"):
-        start(second_phase(densify=True), data, tmp_path, first)
+        start(second_phase(densify=True), data, first)
 
 
 def test_auto_skips_only_in_runs_with_a_layer_that_gains(corpus, tmp_path, monkeypatch):
     monkeypatch.setenv("SPARSE_LIB_SKIP_COSTS", "1.4,12,1000")
 
     def execution(spec: RunSpec) -> str:
-        return training.Trainer(spec, data_dir=corpus, state_dir=tmp_path).execution
+        return training.Trainer(spec, data_dir=corpus).execution
 
     small, dense = short_spec("static"), short_spec("dense")
     sizes = {"hidden_size": 256, "intermediate_size": 688}
