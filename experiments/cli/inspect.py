@@ -13,9 +13,8 @@ from experiments import data as datasets
 from experiments import models
 from experiments.cli.options import app, check_device
 from experiments.errors import UserError, reason, refusals
-from experiments.specs.expand import all_runs, study_runs
+from experiments.specs.expand import runs_of
 from experiments.specs.lookup import find_run
-from experiments.specs.read import load_study
 from experiments.specs.run import Run, RunSpec
 from experiments.specs.schema import SCALES, SpecError
 from experiments.store import paths
@@ -28,14 +27,13 @@ if TYPE_CHECKING:
 @app.command()
 def check(
     scale: Annotated[str | None, typer.Option(help="one scale; default: all")] = None,
-    study: Annotated[str | None, typer.Option(help="one study; default: all")] = None,
+    study: Annotated[str, typer.Option(help="one study, or all")] = "all",
     device: Annotated[str, typer.Option(help="also check that this machine has it")] = "cpu",
 ) -> None:
     """Validate studies, suites and sparsity configurations, and that a device is here."""
     check_device(device)
     for name in [scale] if scale else SCALES:
-        runs = all_runs(name).values() if study is None else study_runs(load_study(study), name)
-        check_runs(runs)
+        check_runs(runs_of(name, study))
 
 
 def check_runs(runs: Iterable[Run]) -> None:

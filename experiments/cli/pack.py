@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from experiments.cli.options import Mirror, Scale, StudyName, app, mirror_root
-from experiments.specs.expand import study_runs
+from experiments.specs.expand import runs_of
 from experiments.specs.lookup import find_run
-from experiments.specs.read import load_study
 from experiments.specs.run import Run
 from experiments.specs.schema import SpecError, check_choice
 
@@ -32,7 +31,7 @@ def pack(
     """Write a study as pieces that a machine without network unpacks and trains."""
     from experiments import pack as packs
 
-    runs = {each.id: each for each in study_runs(load_study(study), scale)}
+    runs = {each.id: each for each in runs_of(scale, study)}
     if not runs:
         raise SpecError(f"study {study!r} has no runs at scale {scale!r}")
     for name in run or ():

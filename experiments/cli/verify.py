@@ -14,9 +14,9 @@ from experiments import tasks
 from experiments.cli.options import Mirror, app, mirror_root
 from experiments.evaluation import model as scoring
 from experiments.specs.code import training_code_hash
-from experiments.specs.expand import all_runs, study_runs
+from experiments.specs.expand import runs_of
 from experiments.specs.lookup import find_run, find_runs
-from experiments.specs.read import check_study, load_study
+from experiments.specs.read import check_study
 from experiments.specs.run import Run
 from experiments.specs.schema import SCALES, SpecError, check_choice
 from experiments.store import paths, reference, verification
@@ -140,8 +140,3 @@ def came_out(
     known = reference.entries()
     found = ((run, folder(scale, run.id) / "record.json") for run in runs_of(scale, study))
     return [_judge(run, path) for run, path in found if run.id in known and path.is_file()]
-
-
-def runs_of(scale: str, study: str) -> list[Run]:
-    """The runs of a study, or of all, at a scale."""
-    return [*all_runs(scale).values()] if study == "all" else study_runs(load_study(study), scale)

@@ -297,6 +297,11 @@ def all_runs(
     return runs
 
 
+def runs_of(scale: str, study: str = "all") -> list[Run]:
+    """The runs of a study, or of all, at a scale."""
+    return [*all_runs(scale).values()] if study == "all" else study_runs(load_study(study), scale)
+
+
 def computation_costs(scale: str) -> dict[str, float]:
     """Expected core-seconds of the computations of all sound studies; each is made once."""
     costs: dict[str, float] = {}
