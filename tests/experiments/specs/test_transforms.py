@@ -13,7 +13,7 @@ from tests.experiments.specs.edit import edited
     [
         ("llama-0.2m", "wide50-iso", ("transform", {"sparsity": 0.99}), "be met"),
         ("resnet-2mf", "wide90-rigl", ("transform", {"sparsity": 0.9999}), "be met"),
-        ("llama-0.2m", "wide50-iso", ("model", {"hidden_size": 2**64}), "cannot be built"),
+        ("llama-0.2m", "wide50-iso", ("model", {"hidden_size": 2**62}), "cannot be built"),
     ],
 )
 def test_a_model_that_cannot_be_transformed_is_one_sentence(label, method, change, said):
