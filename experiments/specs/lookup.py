@@ -109,5 +109,6 @@ def find_data(label: str) -> tuple[str, tasks.Data]:
 def planned_study(name: str, scale: Scale) -> PlannedStudy:
     """A study with its runs at a scale; raises `SpecError`."""
     study = read.load_study(name)
+    check_choice("scale", scale, SCALES)
     runs = tuple(study_runs(study, scale))
     return PlannedStudy.model_construct(**dict(study), scale=scale, runs=runs)
