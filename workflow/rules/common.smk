@@ -52,7 +52,10 @@ onstart:
         REQUEST.note_reruns()
     PROGRESS.plan(
         (
-            (workflow.dag.jobid(job), *progress.of(job, REQUEST.cost(job.wildcards)))
+            (
+                workflow.dag.jobid(job),
+                *progress.of(job, REQUEST.cost(job.wildcards)),
+            )
             for job in workflow.dag.needrun_jobs()
         ),
         workflow.resource_settings.cores or 1,
