@@ -75,7 +75,8 @@ def test_show_prints_a_record_as_it_was_and_its_command(place, call):
     own.parent.mkdir(parents=True)
     own.write_text(json.dumps(record_of(FIRST, command="mine")))
     assert call("show", FIRST)[1].endswith("again: mine\n")
-    assert re.search(f"did you mean '{FIRST}'.*in commit de8e87e8\\)$", call("show", FIRST + "1")[1])
+    said = call("show", FIRST + "1")[1]
+    assert re.search(rf"did you mean '{FIRST}'.*in commit de8e87e8\)$", said)
 
 
 def test_committed_records_answer_for_todays_runs(tmp_path):
