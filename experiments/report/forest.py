@@ -70,7 +70,7 @@ def _shares(axes: Axes, findings: Sequence[Finding]) -> None:
         _bar(axes, place, *gain, COLORS[found.word.word])
     _rows(axes, [found.claim.title for found in reversed(findings)])
     axes.axvline(0, color=INK, lw=0.8)
-    axes.set_xlabel("gain over the baseline's loss or perplexity, % (right is better)")
+    axes.set_xlabel("gain in loss or perplexity, % (right is better)")
     axes.set_title("Published without a comparable number")
 
 

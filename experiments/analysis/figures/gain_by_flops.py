@@ -32,7 +32,11 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     values = evidence.values(ACCURACY)
     flops = tidy.select(records, "flops_executed").set_index("run")["value"]
     masks = tidy.mask_sparsity(curves)
-    runs = evidence.runs[evidence.runs["run"].isin(values.index)]
+    keys = ["model", "method", "recipe", "budget"]
+    has_ended = evidence.runs["run"].isin(values.index)
+    # Seeds that were registered together are read together.
+    whole = has_ended.groupby([evidence.runs[key] for key in keys]).transform("all")
+    runs = evidence.runs[whole | has_ended & evidence.runs["stable"]]
     runs = runs[runs["recipe"] != "trunk"]  # its rate never decays: others go on from it
     rows = []
     for (budget, stable), own in runs.groupby(["budget", "stable"]):
@@ -126,7 +130,7 @@ def _by_flops(axes: Axes, table: pd.DataFrame) -> None:
     are_fixed = not table["method"].str.contains("rigl").any()
     for row in table.itertuples():
         is_dense = row.method.startswith("larger")
-        if row.seeds < 2 or not (is_dense or "rigl" in row.method or are_fixed):
+        if not (is_dense or "rigl" in row.method or are_fixed):
             continue
         mark, color = ("s", "#7F7F7F") if is_dense else _look(row.sparsity)
         label = row.method if is_dense else _level(row.masks)
