@@ -84,9 +84,7 @@ def _estimated(
     places = comparison.places.get(evidence.scale, [])  # type: ignore[call-overload]
     values = evidence.values(outcome)
     for place in places:
-        # What is registered is read when all of its seeds have ended.
-        least = max(LEAST_SEEDS, claim.planned) if place.registered else LEAST_SEEDS
-        found = _strata(comparison, place, evidence, values, least)
+        found = _strata(comparison, place, evidence, values, _least(claim, place))
         if found is not None:
             break
     else:
@@ -169,6 +167,11 @@ def _arm(cells: dict[Arm, dict[int, float]], model: str, methods: list[str]) -> 
     return None
 
 
+def _least(claim: Claim, place: Place) -> int:
+    """Seeds of each arm that a workload needs: what is registered is read when all have ended."""
+    return max(LEAST_SEEDS, claim.planned) if place.registered else LEAST_SEEDS
+
+
 def _trend(
     claim: Claim, comparison: Comparison, evidence: Evidence, outcome: Outcome
 ) -> tuple[tuple[str, Estimate], ...]:
@@ -176,7 +179,7 @@ def _trend(
     found = []
     for place in comparison.trend.get(evidence.scale, []):  # type: ignore[call-overload]
         own = evidence.elsewhere[place.scale] if place.scale else evidence
-        there = _strata(comparison, place, own, own.values(outcome), LEAST_SEEDS)
+        there = _strata(comparison, place, own, own.values(outcome), _least(claim, place))
         if there is not None:
             found.append((place.label, estimate(there[1], there[2], sign=outcome.sign)))
     return tuple(found)
