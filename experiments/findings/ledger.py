@@ -39,6 +39,7 @@ class Finding:
     place: Place | None = None
     estimate: Estimate | None = None
     unseen: Estimate | None = None
+    unseen_word: Word | None = None
     target: float = math.nan
     gate: Gate = Gate()
     trend: tuple[tuple[str, Estimate], ...] = ()
@@ -60,6 +61,12 @@ class Finding:
             return math.nan, math.nan, math.nan
         ends = sorted((self.estimate.low / self.target, self.estimate.high / self.target))
         return self.estimate.effect / self.target, *ends
+
+    @property
+    def is_cost(self) -> bool:
+        """Whether the published effect is a harm, so that a smaller one is welcome."""
+        direction, outcome = self.comparison.direction, self.claim.outcome
+        return bool(direction and outcome and direction != outcome.better)
 
     @property
     def share(self) -> tuple[float, float, float]:
@@ -106,7 +113,7 @@ def _estimated(
     word = Word(NO_TEST, reason=gate.failed)
     if not gate.failed:
         word = judge(e, target, is_published=has_size)
-    unseen = None
+    unseen = unseen_word = None
     if place.seen:
         fresh = {
             arm: {seed: value for seed, value in by_seed.items() if seed not in place.seen}
@@ -115,6 +122,7 @@ def _estimated(
         if all(len(fresh[arm]) >= LEAST_SEEDS for arm in arms):
             fresh = {arm: seeds for arm, seeds in fresh.items() if seeds}
             unseen = estimate(fresh, strata, sign=outcome.sign)
+            unseen_word = judge(unseen, target, is_published=has_size)
     compared = {(arm.model, arm.method, arm.recipe) for arm in arms}
     keys = zip(rows["model"], rows["method"], rows["recipe"], strict=True)
     own = rows[[key in compared for key in keys]]
@@ -125,6 +133,7 @@ def _estimated(
         place,
         e,
         unseen,
+        unseen_word,
         target,
         gate,
         trend=_trend(claim, comparison, evidence, outcome),

@@ -97,8 +97,12 @@ def short_word(found: Finding) -> str:
     """The word in bold, and for no test the kind of its reason: the card has all of it."""
     if found.word.word != NO_TEST:
         sides = _sides(found)
-        worse = f"; worse at {sides['worse']} of {sides.total()} other settings"
-        return word(found) + (worse if sides["worse"] and sides.total() > 2 else "")
+        text = word(found)
+        if sides["worse"] and sides.total() > 2:
+            text += f"; worse at {sides['worse']} of {sides.total()} other settings"
+        if found.unseen_word and found.unseen_word.word != found.word.word:
+            text += f"; fresh seeds alone: {found.unseen_word}"
+        return text
     return f"**{NO_TEST}**: {found.word.reason.replace(';', ':').split(':')[0]}"
 
 
@@ -305,7 +309,7 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
         ]
         body.append(table(head, lines))
     if found.unseen is not None:
-        body.append(f"Fresh seeds alone: {effect(found.unseen, unit)}.")
+        body.append(f"Fresh seeds alone: {effect(found.unseen, unit)}, {found.unseen_word}.")
     return {
         "name": claim.name,
         "title": claim.title,
@@ -395,6 +399,7 @@ def reference() -> pd.DataFrame | None:
 def summary(findings: Sequence[Finding]) -> str:
     """The one sentence over all results, from their words."""
     words = [found.word for found in findings]
+    costs = [found for found in findings if found.word.word == SMALLER and found.is_cost]
     same = [word for word in words if word.word == SAME]
     parts = [f"{len(same)} {'has' if len(same) == 1 else 'have'} the published direction"]
     sizes = Counter(word.size or "without a comparable size" for word in same)
@@ -403,7 +408,7 @@ def summary(findings: Sequence[Finding]) -> str:
     has, be = ("has", "have"), ("is", "are")
     for name, verbs, text in (
         (OPPOSITE, has, "the opposite one"),
-        (SMALLER, has, "at most half of the effect, or none"),
+        (SMALLER, has, "at most half of the effect, or none" + " (a cost)" * bool(costs)),
         (OPEN, be, "not resolved"),
         (NO_TEST, has, "no fair test here"),
         (AGREES, be, "arithmetic, and agrees"),

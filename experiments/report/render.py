@@ -240,6 +240,7 @@ def render_index(
             for word in (OPPOSITE, SMALLER, SAME)
             for found in (*nine, *itertools.chain(*ledger.supporting(evidence, "")))
             if found.word.word == word and (word != SAME or found.word.size == "smaller")
+            if not (word == SMALLER and found.is_cost)
         ],
         "ours": cards.ours,
         "studies": [study for study in studies if not study.trials],
