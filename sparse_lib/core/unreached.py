@@ -1,4 +1,4 @@
-"""What masks do not reach in a run of so many steps."""
+"""Targets and changes that masks do not reach in a run of so many steps."""
 
 from __future__ import annotations
 

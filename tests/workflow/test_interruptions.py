@@ -48,7 +48,7 @@ def wait_for(what, folder: Path, process: subprocess.Popen) -> None:
 
 
 def results(folder: Path) -> list:
-    """What each run ended with, apart from times."""
+    """The end of each run, apart from times."""
     found = []
     for summary in (folder / target for target in TARGETS):
         made, (scored,) = json.loads(summary.read_text()), summary.parent.glob("scores-*.json")

@@ -237,12 +237,12 @@ def test_a_second_phase_resumes_only_over_the_same_first_phase(
     spec = second_phase(densify=True)
     with dying(monkeypatch, 1), pytest.raises(KeyboardInterrupt):
         run_training(spec, corpus, tmp_path, first=first)
-    shutil.copytree(tmp_path / "state", tmp_path / "anew" / "state")
+    shutil.copytree(tmp_path / "state", tmp_path / "again" / "state")
     run_training(spec, corpus, tmp_path, first=first)
     assert "resumes at step 1" in capsys.readouterr().out
 
     run_training(short_spec("set", steps=12), corpus, tmp_path / "other")
-    run_training(spec, corpus, tmp_path / "anew", first=tmp_path / "other" / "out" / "model")
+    run_training(spec, corpus, tmp_path / "again", first=tmp_path / "other" / "out" / "model")
     assert "first phase was trained again since step 1" in capsys.readouterr().out
 
 
