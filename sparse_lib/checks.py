@@ -27,12 +27,30 @@ def check_fraction(value: Any, key: str) -> float:
     return number
 
 
-def check_finite(value: Any, key: str) -> float:
-    """Return ``value`` as a finite float, else raise SettingError."""
+def check_finite(
+    value: Any, key: str, *, least: float = -math.inf, above: float = -math.inf
+) -> float:
+    """Return ``value`` as a finite float of at least ``least``, or ``above`` a bound.
+
+    Raises:
+        SettingError: If it is none.
+    """
     number = _number(value, f"{key} must be a number")
     if not math.isfinite(number):
         raise SettingError(f"{key} must be finite, not {value!r}")
+    if number < least:
+        raise SettingError(f"{key} must be at least {least:g}, not {value!r}")
+    if number <= above:
+        raise SettingError(f"{key} must be above {above:g}, not {value!r}")
     return number
+
+
+def check_choice(value: Any, key: str, choices: tuple[str, ...]) -> str:
+    """Return ``value`` if it is one of some texts, else raise SettingError."""
+    if value not in choices:
+        known = ", ".join(map(repr, choices[:-1]))
+        raise SettingError(f"{key} must be {known} or {choices[-1]!r}, not {value!r}")
+    return str(value)
 
 
 def _number(value: Any, must: str) -> float:

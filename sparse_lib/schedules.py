@@ -110,13 +110,9 @@ class HyperParameterSchedule(_Described, ABC):
         """Smallest and largest value from ``begin`` to ``end``, inclusive, and the last one."""
         if end < begin:
             raise ValueError(f"end must be at least begin={begin}, not {end}")
-        values = [self(step) for step in self._samples(begin, end)]
-        return min(values), max(values), self(end)
-
-    def _samples(self, begin: int, end: int) -> list[int]:
-        """Steps that reach the extremes; here a sweep, since nothing is known of the function."""
         stride = max(1, math.ceil((end - begin) / (_MOST_SAMPLES - 1)))
-        return [*range(begin, end, stride), end]
+        values = [self(step) for step in (*range(begin, end, stride), end)]
+        return min(values), max(values), values[-1]
 
     def state_dict(self) -> dict[str, Any]:
         """State to save; empty for functions of the step alone."""
@@ -134,12 +130,7 @@ class HyperParameterSchedule(_Described, ABC):
             setattr(self, name, copy.deepcopy(state[name]))
 
 
-class _Monotone(HyperParameterSchedule):
-    def _samples(self, begin: int, end: int) -> list[int]:
-        return [begin, end]
-
-
-class Constant(_Monotone):
+class Constant(HyperParameterSchedule):
     """``y(t) = value``, any finite number."""
 
     def __init__(self, value: float) -> None:
@@ -152,7 +143,7 @@ class Constant(_Monotone):
         return super().described() and repr(self.value)
 
 
-class Linear(_Monotone):
+class Linear(HyperParameterSchedule):
     """``y(t) = init + slope * t``."""
 
     def __init__(self, init: float, slope: float) -> None:
@@ -162,7 +153,7 @@ class Linear(_Monotone):
         return self.init + self.slope * step
 
 
-class Exp(_Monotone):
+class Exp(HyperParameterSchedule):
     """``y(t) = final + (init - final) * exp(gamma * t)``: to ``final``, if gamma is below 0."""
 
     def __init__(self, init: float, gamma: float, final: float = 1.0) -> None:
@@ -173,19 +164,17 @@ class Exp(_Monotone):
         return self.final + _scaled(self.init - self.final, math.e, self.gamma * step)
 
 
-class Power(_Monotone):
+class Power(HyperParameterSchedule):
     """``y(t) = init * beta**t``, with ``beta`` of at least 0."""
 
     def __init__(self, init: float, beta: float) -> None:
-        self.init, self.beta = check_finite(init, "init"), check_finite(beta, "beta")
-        if self.beta < 0:
-            raise ValueError(f"beta must be at least 0, not {beta!r}")
+        self.init, self.beta = check_finite(init, "init"), check_finite(beta, "beta", least=0)
 
     def compute(self, step: int) -> float:
         return _scaled(self.init, self.beta, step)
 
 
-class Polynomial(_Monotone):
+class Polynomial(HyperParameterSchedule):
     """``y(t) = final + (init - final) * (1 - x)**power``, ``x = (t - start) / (stop - start)``.
 
     ``x`` is kept within [0, 1]: ``init`` before ``start``, ``final`` from ``stop`` on. ``start`` is
@@ -199,15 +188,13 @@ class Polynomial(_Monotone):
         self.init, self.final = check_finite(init, "init"), check_finite(final, "final")
         self.start = check_integer(start, "start", 0)
         self.stop = check_integer(stop, "stop", self.start)
-        self.power = check_finite(power, "power")
-        if self.power <= 0:
-            raise ValueError(f"power must be above 0, not {power!r}")
+        self.power = check_finite(power, "power", above=0)
 
     def compute(self, step: int) -> float:
         return _decay(self.init, self.final, step, self.start, self.stop, self.power)
 
 
-class Cubic(_Monotone):
+class Cubic(HyperParameterSchedule):
     """GraNet's gradual schedule (Liu et al. 2021, equation 1), smooth or as a staircase.
 
     ``y = s_f + (s_i - s_f) * (1 - x)**3`` with ``x`` kept within [0, 1], from ``init_sparsity`` to
@@ -255,9 +242,7 @@ class Cosine(HyperParameterSchedule):
         self, init: float, half_period: float, minimum: float = 0.0, compat: Any = None
     ) -> None:
         self.init, self.minimum = check_finite(init, "init"), check_finite(minimum, "minimum")
-        self.half_period = check_finite(half_period, "half_period")
-        if self.half_period <= 0:
-            raise ValueError(f"half_period must be above 0, not {half_period!r}")
+        self.half_period = check_finite(half_period, "half_period", above=0)
         self.returns = rules_of(compat).cosine_returns
 
     def compute(self, step: int) -> float:
@@ -265,9 +250,6 @@ class Cosine(HyperParameterSchedule):
             return self.minimum
         wave = (1 + math.cos(math.pi * step / self.half_period)) / 2
         return self.minimum + (self.init - self.minimum) * wave
-
-    def _samples(self, begin: int, end: int) -> list[int]:
-        return super()._samples(begin, end) if self.returns else [begin, end]
 
 
 class Cycling(HyperParameterSchedule):
@@ -317,10 +299,11 @@ class Periodic(HyperParameterSchedule):
     def compute(self, step: int) -> float:
         return self.values[(step // self.period) % len(self.values)]
 
-    def _samples(self, begin: int, end: int) -> list[int]:
-        # One step in each span of one cycle is enough.
+    def get_min_max_end(self, begin: int, end: int) -> tuple[float, float, float]:
+        """As of any schedule; one step in each span of one cycle is enough."""
         last = min(end, begin + self.period * len(self.values))
-        return [*range(begin, last, self.period), last, end]
+        values = [self(step) for step in (*range(begin, last, self.period), last, end)]
+        return min(values), max(values), values[-1]
 
 
 class Lambda(HyperParameterSchedule):

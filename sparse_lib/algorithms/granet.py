@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparse_lib.algorithms.rigl import RigL
+from sparse_lib.checks import check_choice
 from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.masks.counts import num_true
 from sparse_lib.masks.makers import (
@@ -17,9 +18,6 @@ from sparse_lib.masks.makers import (
     make_masks_global_topk,
     visible_magnitude,
 )
-from sparse_lib.schedules import Level, Updates
-
-PRUNING = ("tensor", "global")
 
 
 class GraNet(RigL):
@@ -45,19 +43,9 @@ class GraNet(RigL):
         pruning: ``"tensor"`` or ``"global"``.
     """
 
-    def __init__(
-        self,
-        sparsity: Level | None = None,
-        update: Updates | None = None,
-        init_method: str | Callable = "random",
-        *,
-        pruning: str = "tensor",
-        **kwargs: Any,
-    ) -> None:
-        if pruning not in PRUNING:
-            raise ValueError(f"pruning must be one of {', '.join(PRUNING)}, not {pruning!r}")
-        self.pruning = pruning
-        super().__init__(sparsity, update, init_method, **kwargs)
+    def __init__(self, *args: Any, pruning: str = "tensor", **kwargs: Any) -> None:
+        self.pruning = check_choice(pruning, "pruning", ("tensor", "global"))
+        super().__init__(*args, **kwargs)
         if pruning == "global" and self.score_shaper is not None:
             raise ValueError(
                 "pruning='global' decides over all tensors together; it takes no score_shaper and "

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from sparse_lib.core.drop_and_grow import DropAndGrow
 from sparse_lib.masks.shapers import InputGroupScoreShaper, OutputGroupScoreShaper
-from sparse_lib.schedules import Level, Updates
 
 
 class RigL(DropAndGrow):
@@ -35,31 +33,22 @@ class RigL(DropAndGrow):
 
     def __init__(
         self,
-        sparsity: Level | None = None,
-        update: Updates | None = None,
-        init_method: str | Callable = "random",
-        *,
-        drop_fraction: Level = 0.3,
+        *args: Any,
         balance_in_groups: int | None = None,
         balance_out_groups: int | None = None,
         **kwargs: Any,
     ) -> None:
-        if balance_in_groups is not None and balance_out_groups is not None:
-            raise ValueError("give balance_in_groups or balance_out_groups, not both")
-        balanced = balance_in_groups is not None or balance_out_groups is not None
-        if balanced and kwargs.get("score_shaper") is not None:
-            raise ValueError(
-                "give score_shaper, or balance_in_groups or balance_out_groups, not both"
-            )
-        if balance_in_groups is not None:
-            kwargs["score_shaper"] = InputGroupScoreShaper.from_setting(
-                balance_in_groups, "balance_in_groups"
-            )
-        if balance_out_groups is not None:
-            kwargs["score_shaper"] = OutputGroupScoreShaper.from_setting(
-                balance_out_groups, "balance_out_groups"
-            )
-        super().__init__(sparsity, update, init_method, drop_fraction=drop_fraction, **kwargs)
+        for number, key, shaper in (
+            (balance_in_groups, "balance_in_groups", InputGroupScoreShaper),
+            (balance_out_groups, "balance_out_groups", OutputGroupScoreShaper),
+        ):
+            if number is not None:
+                if kwargs.get("score_shaper") is not None:
+                    raise ValueError(
+                        "give one of score_shaper, balance_in_groups and balance_out_groups"
+                    )
+                kwargs["score_shaper"] = shaper.from_setting(number, key)
+        super().__init__(*args, **kwargs)
 
     def grow_score(self, p: Tensor) -> Tensor:
         """Magnitude of the dense gradient."""

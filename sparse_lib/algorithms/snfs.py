@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from sparse_lib.checks import check_fraction
+from sparse_lib.checks import check_choice, check_fraction
 from sparse_lib.core import distributed
 from sparse_lib.core.drop_and_grow import DropAndGrow
 from sparse_lib.core.parameter import SparseParameter
@@ -20,9 +20,6 @@ from sparse_lib.masks.makers import (
     make_masks_global_topk,
     visible_magnitude,
 )
-from sparse_lib.schedules import Level, Updates
-
-REDISTRIBUTIONS = ("none", "momentum")
 
 
 class SNFS(DropAndGrow):
@@ -54,21 +51,16 @@ class SNFS(DropAndGrow):
 
     def __init__(
         self,
-        sparsity: Level | None = None,
-        update: Updates | None = None,
-        init_method: str | Callable = "random",
-        *,
+        *args: Any,
         momentum: float = 0.9,
         redistribution: str = "none",
         **kwargs: Any,
     ) -> None:
         self.momentum = check_fraction(momentum, "momentum")
-        if redistribution not in REDISTRIBUTIONS:
-            known = ", ".join(REDISTRIBUTIONS)
-            raise ValueError(f"redistribution must be one of {known}, not {redistribution!r}")
-        self.redistribution = redistribution
+        choices = ("none", "momentum")
+        self.redistribution = check_choice(redistribution, "redistribution", choices)
         self._momenta: dict[str, Tensor] = {}
-        super().__init__(sparsity, update, init_method, **kwargs)
+        super().__init__(*args, **kwargs)
         if redistribution == "momentum" and self.score_shaper is not None:
             raise ValueError(
                 "redistribution='momentum' decides over all tensors together; it takes no "

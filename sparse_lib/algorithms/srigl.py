@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from sparse_lib.algorithms.rigl import RigL
-from sparse_lib.checks import check_finite
+from sparse_lib.checks import check_fraction
 from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_nonzero, num_true
 from sparse_lib.masks.makers import add_best, make_mask_drop_minimum, visible_magnitude
 from sparse_lib.masks.shapers import OutputGroupScoreShaper
-from sparse_lib.schedules import Level, Updates
 
 
 class SRigL(RigL):
@@ -45,19 +43,9 @@ class SRigL(RigL):
 
     exact_counts: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        sparsity: Level | None = None,
-        update: Updates | None = None,
-        init_method: str | Callable = "random",
-        *,
-        ablation: float = 0.3,
-        **kwargs: Any,
-    ) -> None:
-        self.ablation = check_finite(ablation, "ablation")
-        if not 0 <= self.ablation <= 1:
-            raise ValueError(f"ablation must be within [0, 1], not {ablation!r}")
-        super().__init__(sparsity, update, init_method, **kwargs)
+    def __init__(self, *args: Any, ablation: float = 0.3, **kwargs: Any) -> None:
+        self.ablation = check_fraction(ablation, "ablation")
+        super().__init__(*args, **kwargs)
         if self.score_shaper is not None:
             raise ValueError("SRigL decides per output; it takes no score_shaper and no balance_*")
 

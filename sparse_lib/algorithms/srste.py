@@ -43,9 +43,7 @@ class SRSTE(HiddenWeights):
         decay: float = 2e-4,
         **kwargs: Any,
     ) -> None:
-        self.decay = check_finite(decay, "decay")
-        if self.decay < 0:
-            raise ValueError(f"decay must be at least 0, not {decay!r}")
+        self.decay = check_finite(decay, "decay", least=0)
         super().__init__(sparsity, update, init_method, **kwargs)
 
     def change_gradient(self, p: Tensor, mask: Tensor, gradient: Tensor) -> None:

@@ -58,11 +58,9 @@ class TopK(DynamicSparsityAlgorithm):
     ) -> None:
         self.min_per_output = check_integer(min_per_output, "min_per_output", 0)
         self.min_per_input = check_integer(min_per_input, "min_per_input", 0)
-        self.gradient_rms = None
+        self.gradient_rms = gradient_rms
         if gradient_rms is not None:
-            self.gradient_rms = check_finite(gradient_rms, "gradient_rms")
-            if self.gradient_rms <= 0:
-                raise ValueError(f"gradient_rms must be positive, not {gradient_rms!r}")
+            self.gradient_rms = check_finite(gradient_rms, "gradient_rms", above=0)
         super().__init__(sparsity, update, init_method, **kwargs)
 
     def check_shape(self, sparse: SparseParameter) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sparse_lib.checks import SettingError, check_finite
+from sparse_lib.checks import check_finite
 from sparse_lib.core.hidden import HiddenWeights
 from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.masks import shards
@@ -67,9 +67,7 @@ class TopKAST(HiddenWeights):
                 f"backward_sparsity must be at most sparsity, which is {sparsity!r}, not "
                 f"{backward_sparsity!r}"
             )
-        self.regularization = check_finite(regularization, "regularization")
-        if self.regularization < 0:
-            raise SettingError(f"regularization must be at least 0, not {regularization!r}")
+        self.regularization = check_finite(regularization, "regularization", least=0)
         self._trained: dict[str, Tensor] = {}
         super().__init__(sparsity, update, init_method, **kwargs)
 

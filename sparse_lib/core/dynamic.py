@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sparse_lib.checks import check_bool, check_finite
+from sparse_lib.checks import check_bool, check_choice, check_finite
 from sparse_lib.core import distributed
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.codes import Codes
@@ -57,12 +57,8 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         reset_momentum: bool = False,
         **kwargs: Any,
     ) -> None:
-        if grown_init not in GROWN_INITS:
-            raise ValueError(
-                f"grown_init must be one of {', '.join(GROWN_INITS)}, not {grown_init!r}"
-            )
         self.update_schedule = make_update_schedule(update)
-        self.grown_init = grown_init
+        self.grown_init = check_choice(grown_init, "grown_init", GROWN_INITS)
         self.grown_init_scale = check_finite(grown_init_scale, "grown_init_scale")
         self.skip_update_on_mask_steps = check_bool(
             skip_update_on_mask_steps, "skip_update_on_mask_steps"

@@ -44,16 +44,17 @@ def lacking_methods(name: str) -> str | None:
 
 
 def constructor_signature(cls: type) -> inspect.Signature:
-    """All arguments of a class, with those that ``**kwargs`` hands to its bases."""
+    """All arguments of a class, with those that ``*args`` and ``**kwargs`` hand to its bases."""
     found: dict[str, inspect.Parameter] = {}
-    bases = [base for base in cls.__mro__ if "__init__" in base.__dict__]
-    for base in bases:
+    hands_on = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    for base in (base for base in cls.__mro__ if "__init__" in base.__dict__):
         parameters = list(inspect.signature(base.__dict__["__init__"]).parameters.values())[1:]
         for p in parameters:
             if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-                kind = p.kind if base is bases[0] else p.KEYWORD_ONLY
-                found.setdefault(p.name, p.replace(kind=kind))
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+                is_by_name = p.VAR_POSITIONAL not in hands_on
+                found.setdefault(p.name, p.replace(kind=p.KEYWORD_ONLY) if is_by_name else p)
+        hands_on &= {p.kind for p in parameters}
+        if inspect.Parameter.VAR_KEYWORD not in hands_on:
             break
     return inspect.Signature(sorted(found.values(), key=lambda p: p.kind))
 

@@ -158,11 +158,6 @@ def _fixed(shapes: Shapes, first: float | None, last: float | None) -> dict[str,
     return fixed
 
 
-def _check_power_scale(value: Any) -> None:
-    if check_finite(value, "distribution.power_scale") < 0:
-        raise ValueError(f"distribution.power_scale must be at least 0, not {value!r}")
-
-
 def _proportional(
     shapes: Shapes,
     sizes: Mapping[str, tuple[int, ...]],
@@ -171,7 +166,7 @@ def _proportional(
     fixed: Mapping[str, float],
 ) -> dict[str, float]:
     check_fraction(sparsity, "sparsity")
-    _check_power_scale(power_scale)
+    check_finite(power_scale, "distribution.power_scale", least=0)
     numel = {name: math.prod(shape) for name, shape in shapes.items()}
     sizes = {name: dims or (1,) for name, dims in sizes.items()}
     raw = {name: (sum(d) / max(1, math.prod(d))) ** power_scale for name, d in sizes.items()}
@@ -300,7 +295,7 @@ def parse(
             known = closest(str(key), allowed) if allowed else "it has no keys but 'type'"
             raise ValueError(f"distribution {name!r} has the unknown key {key!r}; {known}")
     _fixed({"first": (), "last": ()}, arguments.get("first"), arguments.get("last"))
-    _check_power_scale(arguments.get("power_scale", 1.0))
+    check_finite(arguments.get("power_scale", 1.0), "distribution.power_scale", least=0)
     if name == "map":
         if "sparsity_map" not in arguments:
             raise ValueError(

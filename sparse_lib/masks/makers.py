@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparse_lib.checks import check_choice
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
 from sparse_lib.masks.selection import comparable, select, select_flat
@@ -75,8 +76,7 @@ def make_mask_topk_sparsity(
     """
     rules = rules_of(compat)
     shaper = _shaper_for(score, score_shaper)
-    if tie_breaker not in (None, "first", "random"):
-        raise ValueError(f"tie_breaker must be None, 'first' or 'random', not {tie_breaker!r}")
+    check_choice(tie_breaker or "first", "tie_breaker", ("first", "random"))
     if tie_breaker == "random" and generator is None:
         raise ValueError("tie_breaker 'random' needs a generator, so that it is reproducible")
     pools, undo = _pools(score, shaper)

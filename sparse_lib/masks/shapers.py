@@ -11,11 +11,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from sparse_lib.checks import build, check_integer, closest
+from sparse_lib.checks import build, check_choice, check_integer, closest
 from sparse_lib.layers import Layout
 from sparse_lib.rules import Rules, rules_of
 
 Undo = Callable[[Tensor], Tensor]
+_REMAINDERS = ("refuse", "dense")
 
 
 class ScoreShaper(ABC):
@@ -107,7 +108,7 @@ class OutputGroupScoreShaper(_LayerShaper):
 
     def __init__(self, num_groups: int | None = None, *, remainder: str = "refuse") -> None:
         self.num_groups = None if num_groups is None else check_integer(num_groups, "num_groups", 1)
-        self.remainder = _checked_remainder(remainder)
+        self.remainder = check_choice(remainder, "remainder", _REMAINDERS)
 
     @classmethod
     def from_setting(cls, num_groups: int, key: str) -> Self:
@@ -176,7 +177,7 @@ class NMScoreShaper(_LayerShaper):
 
     def __init__(self, n: int = 2, m: int = 4, *, remainder: str = "refuse") -> None:
         self.n, self.m = check_integer(n, "n", 1), check_integer(m, "m", 1)
-        self.remainder = _checked_remainder(remainder)
+        self.remainder = check_choice(remainder, "remainder", _REMAINDERS)
         if n > m:
             raise ValueError(f"{n}:{m} sparsity keeps more than there are; n must be at most m")
 
@@ -227,10 +228,8 @@ class BlockScoreShaper(_LayerShaper):
         sizes = tuple(block) if isinstance(block, (list, tuple)) else (block, block)
         if len(sizes) != 2:
             raise ValueError(f"block must be one or two positive integers, not {block!r}")
-        if pooling not in ("avg", "max"):
-            raise ValueError(f"pooling must be 'avg' or 'max', not {pooling!r}")
         self.block = (check_integer(sizes[0], "block", 1), check_integer(sizes[1], "block", 1))
-        self.pooling = pooling
+        self.pooling = check_choice(pooling, "pooling", ("avg", "max"))
 
     def check_shape(self, shape: Sequence[int]) -> None:
         if len(shape) < 2:
@@ -260,12 +259,6 @@ class BlockScoreShaper(_LayerShaper):
 
     def __repr__(self) -> str:
         return f"BlockScoreShaper(block={self.block}, pooling={self.pooling!r})"
-
-
-def _checked_remainder(remainder: str) -> str:
-    if remainder not in ("refuse", "dense"):
-        raise ValueError(f"remainder must be 'refuse' or 'dense', not {remainder!r}")
-    return remainder
 
 
 SHAPERS: dict[str, type[ScoreShaper]] = {
