@@ -291,8 +291,8 @@ class Request:
     def study_hash(self, study: str, scale: str) -> str:
         """Changes with the study's file, its runs, and what else its results depend on."""
         facts = planned_study(study, scale)
-        # Pages of trials name what evidence trains with, and the noise between committed seeds.
-        more = [trials.taken_by(facts), reference.stamp()] if facts.trials else None
+        # Pages of trials name what evidence trains with.
+        more = trials.taken_by(facts) if facts.trials else None
         return code.digest([facts.to_json(), more])
 
     def page_hash(self, study: str, scale: str) -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.errors import UserError, not_one_of
-from experiments.specs.digest import digest, file_digest
 from experiments.specs.expand import all_runs
 from experiments.specs.lookup import known_runs
 from experiments.specs.read import BEFORE_RETIREMENT
@@ -28,8 +27,6 @@ class Entry(NamedTuple):
     spec_hash: str
     suite: str | None
     data_hash: str
-    model: str
-    dataset: str
 
 
 def entries() -> dict[str, Entry]:
@@ -73,12 +70,6 @@ def find_all(
     return {record["run"]: record for records in parts for record in records}
 
 
-def of_workload(model: str, dataset: str) -> list[dict[str, Any]]:
-    """The committed records of one model, by its label, on one dataset, without layers, scores."""
-    same = [run for run, e in entries().items() if (e.model, e.dataset) == (model, dataset)]
-    return list(find_all(same, tables=("runs", "curves")).values())
-
-
 def seeds_of(run: Run) -> list[float]:
     """The recorded validation losses of a run and of its further seeds, as far as committed."""
     same = run.spec.id.rsplit("__seed", 1)[0] + "__seed"
@@ -94,12 +85,6 @@ def reusable(run: Run, *, data_folder: Path) -> bool:
         return False
     meta = data_folder / run.data_label / "meta.json"
     return not meta.is_file() or read_json(meta)["hash"] == entry.data_hash
-
-
-def stamp() -> str:
-    """A hash that changes with the committed records."""
-    files = sorted(paths.REFERENCE.glob("*/*.parquet"))
-    return digest([[path.as_posix() for path in files], [file_digest(path) for path in files]])
 
 
 def read_own(scale: Scale) -> Iterator[dict[str, Any]]:

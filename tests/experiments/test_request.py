@@ -194,15 +194,6 @@ def test_words_of_the_command_line_are_read_and_what_is_left_out_keeps_its_defau
     assert ask(mirror=".").environment == {"SPARSE_MIRROR": "."}
 
 
-def test_a_page_of_trials_follows_the_committed_records():
-    """Its caption and its tables tell the spread between seeds that runs of other studies have."""
-    asked, names = ask(), ("sparsity_library_tuning", STUDY)
-    before = [asked.page_hash(name, "small") for name in names]
-    commit((FITS, "another"))
-    after = [asked.page_hash(name, "small") for name in names]
-    assert before[0] != after[0] and before[1] == after[1]
-
-
 def test_a_broken_study_blocks_itself_alone(monkeypatch, tmp_path):
     """Studies that take methods from it are left out too; each sentence names the wrong file."""
     studies = tmp_path / "studies"

@@ -1,6 +1,5 @@
 """Validation perplexity of the trials (of images, loss) by learning rate; each point is one run.
-Large filled markers: settings that a study trains with; large hollow: what the rule of
-docs/policy.md chooses instead; band: ties. Lower is better."""
+Large markers: settings that a study trains with. Lower is better."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,25 +8,21 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.analysis import style, trials
+from experiments.analysis import style
 from experiments.analysis.methods import Methods
 from experiments.specs.planned import PlannedStudy
 from experiments.specs.run import RunSpec
-from experiments.specs.schema import Variant
 from experiments.specs.trials import taken_by
 from experiments.store import tidy
 
 EVERY_RECIPE = True
 #: Columns within which settings are compared.
 KEYS = ["model", "dataset", "algorithm", "sparsity", "steps"]
-DECIDED = ("noise", "margin", "chosen", "choice")
 UNITS = {"perplexity": "validation perplexity per token", "loss": "validation loss, nats per image"}
 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
-    """Outcome and settings of every trial; nothing in a study that is not of trials."""
-    if not study.trials:
-        records = records.iloc[:0]
+    """Outcome and settings of every trial."""
     rows = tidy.validation_perplexity(records)
     if rows.empty:
         rows = tidy.select(records, "loss", split="validation")
@@ -39,27 +34,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     rows = rows.join(pd.DataFrame(settings, columns=names))
     looks = Methods(study)
     rows["algorithm"] = [looks.settings_of(method) for method in rows["method"]]
-    rows["default rate"] = [_default_rate(specs[run], study) for run in rows["run"]]
-    taken = taken_by(study) if study.trials else {}
-    rows["taken by"] = rows["run"].map(taken).astype("string")
-    groups = rows.groupby(KEYS, sort=False)
-    decided = [_decided(group, study) for _, group in groups]
-    return pd.concat(decided).sort_index() if decided else rows.assign(**dict.fromkeys(DECIDED))
-
-
-def _decided(group: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
-    """The trials of one method with what was decided; its first mask settings in the file first."""
-    order = list(study.methods or group["method"].unique())
-    place = group["method"].map({name: number for number, name in enumerate(order)})
-    group = group.iloc[place.argsort(kind="stable")]
-    default = float(group["default rate"].iloc[0])
-    return trials.judged(group, default)
-
-
-def _default_rate(spec: RunSpec, study: PlannedStudy) -> float:
-    """The learning rate of the study's recipes that scale nothing."""
-    variant = study.recipes.get(spec.recipe.name, Variant())
-    return spec.recipe.learning_rate / variant.learning_rate_scale
+    return rows.assign(**{"taken by": rows["run"].map(taken_by(study)).astype("string")})
 
 
 def _title(looks: Methods, method: str, trial: pd.Series, own: pd.DataFrame) -> str:
@@ -104,13 +79,8 @@ def _draw_panel(panel: Axes, own: pd.DataFrame, looks: Methods) -> None:
         panel.plot(means.index, means, dashes, color=color, lw=1.3)
         panel.plot(line["learning rate"], line["value"], ls="", color=color,
                    marker=look.marker, ms=4)  # fmt: skip
-        taken = line["taken by"] != ""
-        lowest, margin = group["value"].min(), group["margin"].iloc[0]
-        if margin == margin:
-            panel.axhspan(lowest, lowest + margin, color=color, alpha=0.06, lw=0)
-        for marked, fill in ((taken, color), (line["chosen"] & ~taken, "none")):
-            panel.plot(line["learning rate"][marked], line["value"][marked], look.marker,
-                       color=color, mfc=fill, ms=9)  # fmt: skip
+        taken = line[line["taken by"] != ""]
+        panel.plot(taken["learning rate"], taken["value"], look.marker, color=color, ms=9)
         labels.append((means.iloc[-1], _title(looks, method, line.iloc[0], own), color))
     style.count_axis(panel, "peak learning rate", _apart(own["learning rate"].unique()))
     panel.set_ylabel(UNITS[own["metric"].iloc[0]])

@@ -1,7 +1,5 @@
-"""Every trial, by validation perplexity (images: loss) at a seed that no evidence uses. Trials
-closer than the margin, 1.96 x sqrt(2 / seeds) times the deviation between seeds, tie; of these the
-setting nearest to the default is chosen.
-"""
+"""Every trial, by validation perplexity (images: loss) at a seed that no evidence uses, and the
+studies that train with its setting."""
 
 import pandas as pd
 
@@ -10,8 +8,8 @@ from experiments.specs.planned import PlannedStudy
 
 EVERY_RECIPE = True
 COLUMNS = ["model", "dataset", "method", "sparsity", "learning rate", "drop fraction"]
-COLUMNS += ["update interval", "steps", "seed", "perplexity", "BLEU", "above best", "seed noise"]
-COLUMNS += ["margin", "choice", "taken by", "runs"]
+COLUMNS += ["update interval", "steps", "seed", "perplexity", "BLEU", "above best"]
+COLUMNS += ["taken by", "runs"]
 #: The evaluation task whose BLEU is of the validation split.
 VALIDATION_TASK = "data_to_text_validation"
 
@@ -29,7 +27,6 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     table = table.sort_values([*groups, "value"], kind="stable")
     judged = "loss" if set(trials["metric"]) == {"loss"} else "perplexity"
     table = table.drop(columns="method").rename(columns={"algorithm": "method", "value": judged})
-    table = table.rename(columns={"noise": "seed noise"})
     columns = [judged if name == "perplexity" else name for name in COLUMNS]
     if table["BLEU"].isna().all():
         columns.remove("BLEU")

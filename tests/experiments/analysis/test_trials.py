@@ -1,73 +1,13 @@
-"""A setting that is better by no more than seed noise has won nothing."""
-
-import math
+"""Which settings trials tried, and which of them studies of evidence train with."""
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from experiments.analysis import figures, tables, trials
+from experiments.analysis import figures, tables
 from experiments.specs.lookup import planned_study
 from experiments.specs.trials import taken_by
 from experiments.store import reference
 from experiments.store.collect import curves_table, records_table
-from tests.experiments.analysis import synthetic
-
-#: Standard deviation between seeds, in perplexity.
-NOISE = 1.0
-
-
-def table(*rows):
-    columns = ["method", "learning rate", "value"]
-    frame = pd.DataFrame(rows, columns=columns)
-    return frame.assign(model="m", dataset="d", metric="perplexity", seed=100)
-
-
-@pytest.fixture(autouse=True)
-def noise(monkeypatch):
-    monkeypatch.setattr(trials, "seed_noise", lambda *_: NOISE)
-
-
-@pytest.mark.parametrize(
-    ("rows", "noise", "choice", "rate"),
-    [
-        ([("rigl", 0.01, 50.58), ("rigl", 0.02, 50.0)], NOISE, "tie, the default", 0.01),
-        ([("rigl", 0.01, 60.0), ("rigl", 0.02, 50.0)], NOISE, "best", 0.02),
-        (
-            [("a", 0.01, 60.0), ("a", 0.02, 51.0), ("a", 0.04, 50.0), ("b", 0.01, 50.5)],
-            NOISE, "tie, nearest to the default", 0.02,
-        ),
-        ([("a", 0.01, 60.0), ("a", 0.02, 50.0)], math.nan, "tie, the default", 0.01),
-    ],
-)  # fmt: skip
-def test_what_wins_by_no_more_than_noise_does_not_replace_the_default(
-    monkeypatch, rows, noise, choice, rate
-):
-    monkeypatch.setattr(trials, "seed_noise", lambda *_: noise)
-    found = trials.judged(table(*rows), 0.01)
-    [chosen] = found[found["chosen"]].to_dict("records")
-    assert (chosen["choice"], chosen["learning rate"]) == (choice, rate)
-    assert found["value"].idxmin() == found["choice"].str.startswith("best").idxmax()
-
-
-def test_the_margin_of_a_tie_by_hand():
-    assert trials.tie_margin(1.0) == pytest.approx(1.96 * math.sqrt(2), abs=1e-3)
-    assert trials.tie_margin(1.0, 3) == pytest.approx(trials.tie_margin(1.0) / math.sqrt(3))
-    assert trials.choose({1: 9.0, 2: 1.0}, {1: 0.0, 2: 1.0}, math.nan) == 1  # unknown noise
-    assert trials.judged(table(("a", 0.01, 60.0)), 0.02)["choice"].tolist() == ["the only one"]
-    # Variances 0.5 and 1 with 1 and 2 degrees of freedom.
-    assert trials.pooled_sd([[0.0, 1.0], [0.0, 1.0, 2.0], [7.0]]) == pytest.approx(
-        math.sqrt((0.5 + 2.0) / 3)
-    )
-    assert math.isnan(trials.pooled_sd([[1.0]]))
-
-
-def test_the_tuning_page_shows_the_noise_beside_the_difference():
-    made = synthetic.make(seeds=1, methods=["static", "rigl"])
-    shown = tables.load("tuning_trials").make(*synthetic.frames(made, trials=True))
-    assert {"above best", "seed noise", "margin", "choice"} <= set(shown)
-    assert "best" not in shown and (shown["seed noise"] == NOISE).all()
-
 
 # What studies of evidence train with
 
@@ -136,5 +76,5 @@ def test_trials_of_other_lengths_are_not_compared_and_bleu_stands_beside():
         assert best["learning rate"] == rate
         assert best["BLEU"] == pytest.approx(bleu, abs=0.01)
     webnlg = rows[(rows["dataset"] == "webnlg-2017") & (rows["method"] == "dense-dense")]
-    assert (webnlg["choice"] == "the only one").all() and (webnlg["taken by"] == "").all()
+    assert len(webnlg) and (webnlg["taken by"] == "").all()
     assert "BLEU" not in tables.load("tuning_trials").make(*committed("sparsity_library_tuning"))
