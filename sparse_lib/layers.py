@@ -7,6 +7,7 @@ Sparse-IFT and the device ask it instead of looking at module types themselves.
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Iterator
@@ -97,9 +98,7 @@ def layout_of(module: nn.Module, name: str, parameter: Tensor) -> Layout | None:
         is_weight = (
             name.startswith("weight") and dims == wanted and parameter.shape[0] % groups == 0
         )
-        sizes = (getattr(module, "in_features", None), getattr(module, "out_features", None))
-        # A subclass of Linear may store its weight transposed.
-        is_turned = kind == "linear" and tuple(parameter.shape) == sizes != sizes[::-1]
+        is_turned = is_weight and kind == "linear" and _is_turned(module, parameter)
         return Layout(kind in _INPUTS_FIRST or is_turned, groups) if is_weight else None
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
         return Layout()
@@ -110,6 +109,28 @@ def layout_of(module: nn.Module, name: str, parameter: Tensor) -> Layout | None:
     if dims == 3 and isinstance(is_transposed, bool):
         return Layout(is_transposed, has_experts=True)
     return None
+
+
+@torch.no_grad()
+def _is_turned(module: nn.Module, weight: Tensor) -> bool:
+    """Whether a subclass of Linear stores its weight transposed; if square, its pass tells."""
+    sizes: Any = getattr(module, "in_features", None), getattr(module, "out_features", None)
+    if tuple(weight.shape) != sizes or sizes[0] != sizes[1]:
+        return tuple(weight.shape) == sizes
+    if type(module).forward is nn.Linear.forward:
+        return False
+    size = sizes[0]
+    for shape in ((size + 1, size), (size, size + 1)):
+        memo: Any = {id(t): t.to("meta") for t in (*module.parameters(), *module.buffers())}
+        memo[id(weight)] = torch.empty(shape, device="meta")
+        if (bias := module._parameters.get("bias")) is not None:
+            memo[id(bias)] = torch.empty(size + 1, device="meta")
+        try:
+            copy.deepcopy(module, memo).forward(torch.empty(2, size, device="meta"))
+        except Exception:  # of whatever kind a user's pass raises
+            continue
+        return shape[1] > size
+    return False
 
 
 def layouts(model: nn.Module) -> dict[int, Layout | None]:

@@ -167,7 +167,8 @@ def _is_of_weights(optimizer: Optimizer, key: str, state: Tensor, param: Tensor)
     Those for rows, columns and the like (Adafactor) and factors (Shampoo) are none.
     """
     sizes = [size for size in state.shape if size > 1]
-    if len(sizes) < 2 or not _is_plain(state) or getattr(optimizer, _TOLD, False):
+    is_scale = len(sizes) < 2 or key.startswith("absmax")  # of blocks of codes
+    if is_scale or not _is_plain(state) or getattr(optimizer, _TOLD, False):
         return False
     known: dict[Any, bool] = optimizer.__dict__.setdefault(_OF_WEIGHTS, {})
     place = key, state.shape, param.shape

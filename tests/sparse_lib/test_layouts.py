@@ -48,6 +48,7 @@ gpt_oss_experts = partial(experts_of, GptOssExperts, GptOssConfig)
 PLAIN = {
     "linear": (lambda: nn.Linear(8, 12, bias=False), (8,)),
     "linear, turned": (lambda: Turned(8, 12), (8,)),
+    "linear, turned and square": (lambda: Turned(8, 8), (8,)),
     "conv1d of transformers": (lambda: Conv1D(12, 8), (8,)),
     "conv1d": (lambda: nn.Conv1d(8, 12, 3, bias=False), (8, 5)),
     "conv2d": (lambda: nn.Conv2d(8, 12, 2, bias=False), (8, 3, 3)),

@@ -107,11 +107,13 @@ def test_codes_of_a_tensor_class_are_masked():
     assert len(set(codes[model.weight_mask].tolist())) > 10
 
 
+@pytest.mark.filterwarnings("error:.*cannot be masked")
 @pytest.mark.parametrize("coded", [True, False])
 def test_each_of_stacked_states_is_masked(coded):
     def states(shape):
         stack = torch.randint(0, 256, (2, *shape), dtype=torch.uint8)
-        return {"state1": stack, "qmap1": TABLE.clone()} if coded else {"state1": stack + 0.5}
+        codes = {"state1": stack, "qmap1": TABLE.clone(), "absmax1": torch.rand(2, 3)}
+        return codes if coded else {"state1": stack + 0.5}
 
     model, optimizer, _ = trained(holding(states), steps=2)
     stack, absent = optimizer.state[model.weight]["state1"], ~model.weight_mask
