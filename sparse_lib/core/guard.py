@@ -161,9 +161,13 @@ class MaskGuard:
                 guard._trained = True
                 gradient, mask = shards.local(parameter.grad), guard.mask
                 known, contents, _ = guard._clean_gradient
-                # fully_shard adds a further micro-batch's gradient by two changes in place;
-                # zero_grad(set_to_none=False) would be a third.
-                goes_on = known is gradient and gradient._version <= contents + 2
+                # fully_shard adds a further micro-batch's gradient by one change in place;
+                # zero_grad(set_to_none=False) would be another.
+                goes_on = known is gradient and gradient._version <= contents + 1
+                if shards.is_sharded(parameter.grad) and not goes_on:
+                    # Those of one group are views, and would count each other's changes.
+                    whole: Any = parameter.grad
+                    gradient = whole._local_tensor = gradient.data
                 if guard.before_masking is not None:
                     guard.before_masking(parameter.grad, goes_on and guard.masks_gradient)
                 if guard.masks_gradient:
