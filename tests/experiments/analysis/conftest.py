@@ -11,7 +11,7 @@ def computed_root(tmp_path_factory):
     """A folder with the results of all computations."""
     root = tmp_path_factory.mktemp("root")
     for name in computation_names():
-        computations.write(name, "smoke", root / "results/quick/computations" / name)
+        computations.write(name, "smoke", root / "results/small/computations" / name)
     return root
 
 

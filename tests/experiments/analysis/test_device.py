@@ -6,14 +6,14 @@ import pytest
 
 from experiments.analysis import figures, style, tables
 from experiments.store import tidy
-from tests.experiments.analysis import synthetic
+from tests.experiments.analysis import kept
 
 pytestmark = pytest.mark.usefixtures("computed")
 
 
 @pytest.fixture(scope="module")
 def frames():
-    return synthetic.frames(synthetic.make(seeds=2), name="device")
+    return kept.frames(kept.make(seeds=2), name="device")
 
 
 def draw(name, frames):

@@ -13,14 +13,14 @@ from experiments.specs.planned import NO_STUDY
 from experiments.store import tidy
 from experiments.store.collect import curves_table, records_table
 from sparse_lib import ift
-from tests.experiments.analysis import synthetic
+from tests.experiments.analysis import kept
 
 pytestmark = pytest.mark.usefixtures("computed")
 
 
 @pytest.fixture(scope="module")
 def full():
-    return synthetic.frames(synthetic.make(seeds=2))
+    return kept.frames(kept.make(seeds=2))
 
 
 @pytest.fixture(scope="module")

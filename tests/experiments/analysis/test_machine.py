@@ -10,8 +10,14 @@ from experiments.report import cost
 from experiments.store import machine
 from experiments.store.collect import curves_table, records_table
 from experiments.store.record import Record
-from tests.experiments.analysis import synthetic
+from tests.experiments.analysis import kept
 
+#: Facts of a machine, as `experiments.machine` gathers them.
+MACHINE = {
+    "processor": "Example CPU", "vendor": "Example", "family": 6, "model": 1, "stepping": 2,
+    "isa": ["avx2"], "vector_bits": 256, "cores": 2, "num_threads": 1, "torch_isa": "AVX2",
+    "versions": {"torch": "2.0"}, "kernels": {"build": "abc", "lanes": 8},
+}  # fmt: skip
 #: What /proc/cpuinfo says under a hypervisor that hides the names of processors.
 CPUINFO = """processor\t: 0
 vendor_id\t: AuthenticAMD
@@ -47,10 +53,10 @@ def test_processors_of_one_name_are_told_apart(tmp_path, monkeypatch):
 
 
 def test_the_facts_say_what_ran_and_threads_versions_and_kernels_make_another_machine():
-    key = machine.key(synthetic.MACHINE)
+    key = machine.key(MACHINE)
     for change in ({"num_threads": 2}, {"versions": {"torch": "2.1"}}, {"kernels": {}}):
-        assert machine.key({**synthetic.MACHINE, **change}) != key
-    assert machine.key(json.loads(json.dumps(synthetic.MACHINE))) == key
+        assert machine.key({**MACHINE, **change}) != key
+    assert machine.key(json.loads(json.dumps(MACHINE))) == key
     facts = gathered.facts(1)
     assert facts["versions"].keys() == {"torch", "numpy", "sparse_lib"}
     assert facts["torch_isa"] and facts["cores"] >= 1
@@ -59,12 +65,12 @@ def test_the_facts_say_what_ran_and_threads_versions_and_kernels_make_another_ma
 
 
 def test_records_without_a_machine_say_what_they_lack():
-    made = synthetic.make(seeds=1)[0] | {"machine": None}
+    made = kept.make(seeds=1)[0] | {"machine": None}
     made["evaluation"]["machine"] = None
     record = Record(**made)
     assert record.machine is None
     assert record.machine_key == machine.NOT_RECORDED
-    rows = records_table([record], synthetic.study([]))
+    rows = records_table([record], kept.study([]))
     assert set(rows["machine"]) == {machine.NOT_RECORDED}
     assert rows["cpu"].iloc[0] == f"{record.cpu} (the rest not recorded)"
     assert cost.cost([record])["machines"] == 0
@@ -73,19 +79,19 @@ def test_records_without_a_machine_say_what_they_lack():
 @pytest.fixture
 def two_machines():
     """Records of two machines that both call themselves Example CPU, and one of none."""
-    made = synthetic.make(seeds=3)
-    other = {**synthetic.MACHINE, "model": 99}
+    made = kept.make(seeds=3)
+    other = {**MACHINE, "model": 99}
     for record in made:
         seed = record["spec"]["seed"]
-        record["machine"] = [synthetic.MACHINE, other, None][seed]
+        record["machine"] = [MACHINE, other, None][seed]
         record["evaluation"]["machine"] = record["machine"]
         for row in record["curve"]:  # the second machine is three times as slow
             if seed and "elapsed_s" in row:
                 row["elapsed_s"] *= 3
-    return *synthetic.frames(made, name="device"), made
+    return *kept.frames(made, name="device"), made
 
 
-KEY, OTHER = machine.key(synthetic.MACHINE), machine.key({**synthetic.MACHINE, "model": 99})
+KEY, OTHER = machine.key(MACHINE), machine.key({**MACHINE, "model": 99})
 
 
 def test_no_row_of_a_table_mixes_machines(two_machines, computed):

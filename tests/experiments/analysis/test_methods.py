@@ -8,7 +8,7 @@ from experiments.specs.lookup import planned_study
 from experiments.specs.planned import NO_STUDY
 from experiments.specs.run import Transform
 from experiments.specs.schema import Method, Start
-from tests.experiments.analysis import synthetic
+from tests.experiments.analysis import kept
 
 
 def looks_of(**own):
@@ -53,9 +53,9 @@ def test_phases_are_those_of_the_study():
 
 
 def test_every_mean_line_has_markers():
-    frames = synthetic.frames(synthetic.make(seeds=2))
+    frames = kept.frames(kept.make(seeds=2))
     looks = Methods(frames[2])
-    colors = {looks[method].color for method in synthetic.METHODS}
+    colors = {looks[method].color for method in kept.METHODS}
     for name in ("loss_curves", "churn_itop", "schedules", "granet_vs_rigl"):
         with style.sheet(), matplotlib.rc_context({"figure.constrained_layout.use": False}):
             figure = figures.load(name).draw(*frames)

@@ -6,7 +6,7 @@ from rich.console import Console
 from experiments.cli import terminal
 from experiments.progress import Progress, duration
 from experiments.store.record import Record
-from tests.experiments.analysis import synthetic
+from tests.experiments.analysis import kept
 
 
 def printed(table) -> str:
@@ -16,7 +16,7 @@ def printed(table) -> str:
 
 
 def test_runs_stand_side_by_side():
-    made = synthetic.make(seeds=1)
+    made = kept.make(seeds=1)
     named = [(record["run"], Record.model_validate(record)) for record in made[:2]]
     text = printed(terminal.compare(named))
     for record in made[:2]:

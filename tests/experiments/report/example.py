@@ -1,16 +1,16 @@
-"""A small site from synthetic records: the front page, the supporting claims, and one study."""
+"""A small site from committed records: the front page, the supporting claims, and one study."""
 
 from experiments.analysis import figures, tables
 from experiments.findings.evidence import gather
 from experiments.report import render
 from experiments.store.collect import curves_table, records_table
-from tests.experiments.analysis import synthetic
+from tests.experiments.analysis import kept
 
 
 def make_site(root):
     """Render the site under ``root``; returns its pages, the front page first."""
-    made = synthetic.make()
-    study = synthetic.study(
+    made = kept.make()
+    study = kept.study(
         made, figures=["loss_curves", "granet_vs_rigl"], tables=["perplexity", "flops", "runs"]
     )
     records, curves = records_table(made, study), curves_table(made)

@@ -16,7 +16,7 @@ from experiments.report import cards, render
 from experiments.specs.lookup import planned_study
 from experiments.specs.schema import Answer, SpecError
 from experiments.store import paths
-from tests.experiments.analysis import synthetic
+from tests.experiments.analysis import kept
 from tests.experiments.report.example import make_site
 
 
@@ -114,7 +114,7 @@ def test_a_card_without_runs_has_no_line_on_their_size():
 
 
 def test_rows_whose_runs_were_trained_again_say_so(tmp_path, monkeypatch):
-    run = synthetic.make(seeds=1)[0]["run"]
+    run = kept.make(seeds=1)[0]["run"]
     monkeypatch.setattr(paths, "REFERENCE", tmp_path)
     (tmp_path / "verified.csv").write_text(f"run,machine,verdict\n{run},a,same bits\n")
     page = make_site(tmp_path / "site")[-1].with_name("README.md").read_text()

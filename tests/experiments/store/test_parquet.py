@@ -5,12 +5,12 @@ import pytest
 
 from experiments.errors import UserError
 from experiments.store import parquet
-from tests.experiments.analysis import synthetic
+from tests.experiments.analysis import kept
 
 
 @pytest.fixture(scope="module")
 def made():
-    return synthetic.make(seeds=2)
+    return kept.make(seeds=2)
 
 
 def test_records_come_back_as_they_were(made, tmp_path):

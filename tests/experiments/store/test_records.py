@@ -18,12 +18,12 @@ from experiments.store.collect import (
 )
 from experiments.store.io import read_jsonl
 from experiments.store.record import final_loss, make_record, read_record, thin_curve
-from tests.experiments.analysis import synthetic
+from tests.experiments.analysis import kept
 
 
 @pytest.fixture(scope="module")
 def made():
-    return synthetic.make()
+    return kept.make()
 
 
 def test_thinning_keeps_first_and_last_rows_of_each_kind_and_the_bound():
@@ -58,7 +58,7 @@ def test_records_of_two_runs_do_not_mix(made):
 
 
 def test_collect_reads_back_as_it_was(made, tmp_path):
-    study, path = synthetic.study(made), tmp_path / "out" / "records.csv"
+    study, path = kept.study(made), tmp_path / "out" / "records.csv"
     write_tables(made[1:], study, path.parent)
     table = tidy.read_records(path)
     expected = records_table(made[1:], study)
@@ -71,7 +71,7 @@ def test_collect_reads_back_as_it_was(made, tmp_path):
 
 
 def test_the_pass_over_more_of_the_split_goes_first(made):
-    table = records_table(made[:1], synthetic.study(made))
+    table = records_table(made[:1], kept.study(made))
     assert list(tidy.validation_perplexity(table)["task"]) == ["training"]
     without = table[table["task"] == "perplexity"]
     assert list(tidy.validation_perplexity(without)["task"]) == ["perplexity"]
@@ -119,7 +119,7 @@ def test_the_leaderboard_has_a_mean_of_its_own(made):
 
 
 def test_a_table_of_an_older_version_is_one_sentence(made, tmp_path):
-    table = records_table(made[:1], synthetic.study(made)).drop(columns="chance")
+    table = records_table(made[:1], kept.study(made)).drop(columns="chance")
     table.to_csv(tmp_path / "records.csv", index=False)
     with pytest.raises(ValueError, match=r"records.csv has no column chance: another version"):
         tidy.read_records(tmp_path / "records.csv")
@@ -131,7 +131,7 @@ def test_facts_come_from_the_spec_and_not_from_the_id(made):
     record["run"] = record["spec"]["id"] = "gpt-s2__static-s0.99__seed7"
     record["spec"] |= {"final_sparsity": 0.875, "method": "mine"}
     record["spec"]["transform"] = {"family": "wide", "sparsity": 0.875}
-    table = records_table([record], synthetic.study(made))
+    table = records_table([record], kept.study(made))
     facts = table[["algorithm", "family", "sparsity", "seed", "method"]].drop_duplicates()
     seed = record["spec"]["seed"]
     assert facts.values.tolist() == [["gmp", "wide", 0.875, seed, "mine"]]
@@ -140,15 +140,15 @@ def test_facts_come_from_the_spec_and_not_from_the_id(made):
 def test_every_number_that_a_task_returns_reaches_the_tables(made):
     record = copy.deepcopy(made[0])
     last = [row for row in record["curve"] if row["kind"] == "validation"][-1]
-    last |= {"bits_per_byte": 1.25, "perplexity": 9.0, "failed": None}
-    table = records_table([record], synthetic.study(made))
+    last |= {"bits_per_pixel": 1.25, "perplexity": 9.0, "failed": None}
+    table = records_table([record], kept.study(made))
     rows = table[table["split"] == "validation"].set_index("metric")
-    assert rows.loc["bits_per_byte", "value"] == 1.25
-    assert pd.isna(rows.loc["bits_per_byte", "higher_is_better"])
+    assert rows.loc["bits_per_pixel", "value"] == 1.25
+    assert pd.isna(rows.loc["bits_per_pixel", "higher_is_better"])
     assert not rows[rows["task"] == "training"].loc["perplexity", "higher_is_better"]
     assert "failed" not in rows.index
     curves = curves_table([record])
-    assert curves.loc[curves["metric"] == "bits_per_byte", "value"].tolist() == [1.25]
+    assert curves.loc[curves["metric"] == "bits_per_pixel", "value"].tolist() == [1.25]
 
 
 def test_a_task_of_ones_own_has_its_unit_and_its_metrics(made, monkeypatch):
@@ -160,10 +160,10 @@ def test_a_task_of_ones_own_has_its_unit_and_its_metrics(made, monkeypatch):
         row["sentences"] = row.pop("tokens") // 10
         if row["kind"] == "validation":
             row["bleu"] = 0.5
-    table = records_table([record], synthetic.study(made)).set_index("metric")
-    assert table.loc["bleu", "higher_is_better"] and table.loc["sentences", "value"] == 6144
+    table = records_table([record], kept.study(made)).set_index("metric")
+    assert table.loc["bleu", "higher_is_better"] and table.loc["sentences", "value"] == 307200
     curves = curves_table([record])
-    assert curves["sentences"].max() == 6144 and "tokens" not in curves
+    assert curves["sentences"].max() == 307200 and "tokens" not in curves
 
 
 def test_garbage_or_a_key_of_the_wrong_type_is_one_sentence(made, tmp_path):
@@ -171,7 +171,7 @@ def test_garbage_or_a_key_of_the_wrong_type_is_one_sentence(made, tmp_path):
     for key in ("spec", "flops", "curve", "layers", "data", "versions", "num_threads"):
         damages.append(json.dumps(made[0] | {key: "garbage"}))
         with pytest.raises(ValueError, match=f"is no record: {key}"):
-            write_tables([made[0] | {key: "garbage"}], synthetic.study(made), tmp_path / "out")
+            write_tables([made[0] | {key: "garbage"}], kept.study(made), tmp_path / "out")
     for content in damages:
         (tmp_path / "r.json").write_text(content)
         with pytest.raises(ValueError, match="r.json") as caught:

@@ -6,9 +6,9 @@ import pytest
 
 from experiments.errors import UserError
 from experiments.store import paths, reference, verification
-from tests.experiments.analysis import synthetic
+from tests.experiments.analysis import kept
 
-RECORD = synthetic.make(seeds=1)[0]
+RECORD = kept.make(seeds=1)[0]
 LOSS = 4.0
 
 
