@@ -194,20 +194,21 @@ def judge(found: Estimate, target: float, *, is_published: bool) -> Word:
     side = math.copysign(1.0, target)
     low, high = sorted((found.low * side, found.high * side))
     size = abs(target)
-    asked = "published effect" if is_published else "smallest effect of interest"
-    asked += f" (here {size:.2g})" if is_published else f" ({size:.2g})"
+    kind = "published effect in our units" if is_published else "smallest effect of interest"
+    whole, half = (f"{part:+.2g}".replace("-", "−") for part in (target, target / 2))
     if low > 0:
         if not is_published:
             return Word(SAME, reason="the interval lies on the published side of zero")
         where = "as large" if low <= size <= high else "smaller" if high < size else "larger"
         holds = "contains " if where == "as large" else ""
-        return Word(SAME, where, f"the interval excludes zero and {holds}the {asked}")
+        return Word(SAME, where, f"the interval excludes zero and {holds}{whole}, the {kind}")
     if high < 0:
         return Word(OPPOSITE, reason="the interval lies on the other side of zero")
+    half = f"{half}, half of the {kind}"
     if high < size / 2:
-        return Word(SMALLER, reason=f"the interval contains zero and excludes half of the {asked}")
+        return Word(SMALLER, reason=f"the interval contains zero and excludes {half}")
     per_seed = found.se**2 * min(found.seeds) if found.paired else 2 * found.sd**2
     wanted = math.ceil(per_seed * (4 / size) ** 2)
     more = f"; {wanted:,} seeds per method could decide" if wanted > min(found.seeds) else ""
     more = ", but not all of it" if high < size else more
-    return Word(OPEN, reason=f"the interval contains zero and half of the {asked}{more}")
+    return Word(OPEN, reason=f"the interval contains zero and {half}{more}")

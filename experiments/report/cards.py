@@ -79,7 +79,7 @@ def ours(found: Finding) -> str:
 def relative(found: Finding) -> str:
     """Published and our gain as shares of arm b."""
     said, outcome = found.comparison.published, found.claim.outcome
-    if outcome is None:
+    if outcome is None or outcome.unit == "points":
         return "–"
     gain = 100 * outcome.sign * said.value / said.of if said and said.value and said.of else None
     theirs = "–" if gain is None else f"{number(gain, 1)}%"
@@ -93,17 +93,39 @@ def word(found: Finding) -> str:
     return f"**{found.word}**{reason}"
 
 
+def agrees(found: Finding) -> tuple[str, str, str]:
+    """Whether ours agrees with the source: the answer, its kind, and what limits it.
+
+    The answer is ``yes``, ``in part`` (worse at some of the other settings), ``no``, `OPEN` or
+    `NO_TEST`.
+    """
+    name, size, sides = found.word.word, found.word.size, _sides(found)
+    limits = []
+    if found.unseen is not None and found.unseen_word and found.unseen_word.word != name:
+        limits.append(f"the {found.unseen.seeds[0]} new seeds alone: {found.unseen_word}")
+    if name == SAME and sides["worse"] and sides.total() > 2:
+        return "in part", f"worse at {sides['worse']} of {sides.total()} other settings", ""
+    if name == SAME and size in ("as large", "larger"):
+        ends = [max(e.low / found.target, e.high / found.target) for _, e in found.trend]
+        if less := sum(end < 0.5 for end in ends):
+            limits.append(f"less than half of it at {less} of {len(ends)} other settings")
+    answer, kind = {
+        SAME: ("yes", size or "no size compares"),
+        SMALLER: ("yes", "its cost is small, or none")
+        if found.is_cost
+        else ("no", "at most half of it, or nothing"),
+        OPPOSITE: ("no", "the opposite"),
+        AGREES: ("yes", "arithmetic"),
+        DIFFERS: ("no", "arithmetic"),
+        NO_TEST: (NO_TEST, found.word.reason.replace(";", ":").split(":")[0]),
+    }.get(name, (name, ""))
+    return answer, kind, "; ".join(limits)
+
+
 def short_word(found: Finding) -> str:
-    """The word in bold, and for no test the kind of its reason: the card has all of it."""
-    if found.word.word != NO_TEST:
-        sides = _sides(found)
-        text = word(found)
-        if sides["worse"] and sides.total() > 2:
-            text += f"; worse at {sides['worse']} of {sides.total()} other settings"
-        if found.unseen_word and found.unseen_word.word != found.word.word:
-            text += f"; fresh seeds alone: {found.unseen_word}"
-        return text
-    return f"**{NO_TEST}**: {found.word.reason.replace(';', ':').split(':')[0]}"
+    """Whether ours agrees with the source, as a cell of a table."""
+    answer, kind, limits = agrees(found)
+    return f"**{answer}**" + f": {kind}" * bool(kind) + f"; {limits}" * bool(limits)
 
 
 def _sides(found: Finding) -> Counter[str]:
@@ -131,12 +153,13 @@ def trend(found: Finding) -> str:
     return f"{', '.join(counts)}: {ends}{unit}"
 
 
-def row(found: Finding) -> list[str]:
+def row(number: int, found: Finding, evidence: Evidence) -> list[str]:
     """A row of the nine: result, published, ours, word, relative, gate, trend."""
+    known, shown = facts(found, evidence), found.claim.card
     return [
-        f"[{found.claim.title}](#{found.claim.name})",
+        f"{number}. [{found.claim.title}](#{found.claim.name})",
         published(found),
-        ours(found),
+        ours(found) + (f", {beside}" if (beside := _filled(shown.beside, known)) else ""),
         short_word(found),
         relative(found),
         "arithmetic" if found.claim.check is not None else found.gate.notes or "–",
@@ -397,24 +420,19 @@ def reference() -> pd.DataFrame | None:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """The one sentence over all results, from their words."""
-    words = [found.word for found in findings]
-    costs = [found for found in findings if found.word.word == SMALLER and found.is_cost]
-    same = [word for word in words if word.word == SAME]
-    parts = [f"{len(same)} {'has' if len(same) == 1 else 'have'} the published direction"]
-    sizes = Counter(word.size or "without a comparable size" for word in same)
-    if same:
-        parts[0] += f" ({', '.join(f'{count} {size}' for size, count in sizes.items())})"
-    has, be = ("has", "have"), ("is", "are")
-    for name, verbs, text in (
-        (OPPOSITE, has, "the opposite one"),
-        (SMALLER, has, "at most half of the effect, or none" + " (a cost)" * bool(costs)),
-        (OPEN, be, "not resolved"),
-        (NO_TEST, has, "no fair test here"),
-        (AGREES, be, "arithmetic, and agrees"),
-        (DIFFERS, be, "arithmetic, and differs"),
-    ):
-        if number := sum(word.word == name for word in words):
-            parts.append(f"{number} {verbs[number > 1]} {text}")
-    listed = f"{', '.join(parts[:-1])} and {parts[-1]}"
-    return f"Of {len(findings)} results of the sources, {listed}."
+    """Which results agree, by their numbers in the table."""
+    by_answer: dict[str, list[str]] = {}
+    for number, found in enumerate(findings, 1):
+        answer, kind, _ = agrees(found)
+        note = f" ({kind})" if answer in ("yes", "no") else ""
+        by_answer.setdefault(answer, []).append(f"{number}{note}")
+    agree = by_answer.pop("yes", [])
+    parts = [f"{len(agree)} of {len(findings)} published results agree with ours"]
+    parts[0] += f": {', '.join(agree)}" * bool(agree)
+    names = {"in part": "In part", OPEN: "Not resolved", NO_TEST: "No fair test", "no": "Disagree"}
+    parts += [
+        f"{said}: {', '.join(by_answer.get(name, ['none']))}"
+        for name, said in names.items()
+        if name in by_answer or name == "no"
+    ]
+    return ". ".join(parts) + "."

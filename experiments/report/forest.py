@@ -79,8 +79,8 @@ def _forest(axes: Axes, pooled: Mapping[tuple[str, str], Pooled]) -> None:
     for place, ((a, b), found) in enumerate(reversed(list(pooled.items()))):
         for effect in found.effects:
             axes.plot(-effect.value, place - 0.2, "|", color="#6B6B6B", ms=7)
-        color = COLORS[OPEN if not found.low * found.high > 0 else SAME]
-        _bar(axes, place + 0.12, -found.mean, -found.low, -found.high, color)
+        word = OPEN if not found.low * found.high > 0 else SAME if found.mean < 0 else OPPOSITE
+        _bar(axes, place + 0.12, -found.mean, -found.low, -found.high, COLORS[word])
         count = len(found.effects)
         pair = f"{algorithm_name(a)} - {algorithm_name(b)}"
         names.append(f"{pair}\nbetter in {found.better} of {count}")

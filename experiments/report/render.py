@@ -231,7 +231,7 @@ def render_index(
         "names": names,
         "titles": {study.name: study.title for study in studies},
         "sentence": cards.summary(nine),
-        "nine": _nine(nine, kept),
+        "nine": _nine(nine, kept, evidence),
         "forest": FOREST,
         "miss": round(100 * (1 - 0.95 ** sum(found.is_fair for found in nine))),
         "cards": shown,
@@ -257,13 +257,13 @@ def render_index(
     return write_page("index", context, out_dir)
 
 
-def _nine(nine: Sequence[Finding], kept: pd.DataFrame | None) -> str:
+def _nine(nine: Sequence[Finding], kept: pd.DataFrame | None, evidence: Evidence) -> str:
     """The table of nine rows; beside a committed reference, with yours and whether they agree."""
-    head = ["result", "published", "here, 95% interval", "verdict"]
+    head = ["result", "published", "here, 95% interval", "agrees?"]
     head += ["gain in %, published / here", "learning rates", "other sparsities and budgets"]
-    rows = [cards.row(found) for found in nine]
+    rows = [cards.row(number, found, evidence) for number, found in enumerate(nine, 1)]
     if kept is not None:
-        head[2:3] = ["reference", "yours, 95% interval", "agrees?"]
+        head[2:3] = ["reference", "yours, 95% interval", "as the reference?"]
         for found, row in zip(nine, rows, strict=True):
             own = kept.loc[found.claim.name] if found.claim.name in kept.index else None
             row[2:3] = [cards.kept_text(own), row[2], cards.agreement(found, own)]
@@ -331,9 +331,10 @@ def update_readme(readme: Path, nine: Sequence[Finding]) -> None:
         "",
     ]
     rows = [
-        [found.claim.title, cards.published(found), cards.ours(found), cards.short_word(found)]
-        for found in nine
+        [f"{number}. {found.claim.title}", cards.published(found)]
+        + [cards.ours(found), cards.short_word(found)]
+        for number, found in enumerate(nine, 1)
     ]
-    lines.append(cards.table(["result", "published", "here, 95% interval", "verdict"], rows))
+    lines.append(cards.table(["result", "published", "here, 95% interval", "agrees?"], rows))
     body = "\n".join(lines)
     readme.write_text(block.sub(lambda _: f"{BEGIN}\n{body}\n{END}", page), encoding="utf-8")
