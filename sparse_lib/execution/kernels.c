@@ -28,7 +28,7 @@ static int omp_get_num_threads(void) { return 1; }
 
 /* One orientation of a mask: `rows` outputs of the product, `columns` inputs, tiled by column.
  * Entries of (tile, row) are start[tile * rows + row] .. start[tile * rows + row + 1]. `by_column`
- * says that the mask and the weight are stored [columns][rows]. */
+ * says that the weight is stored [columns][rows]. */
 typedef struct {
     int64_t rows, columns, tile, lanes, by_column;
     int32_t *start;
@@ -98,7 +98,25 @@ static const int32_t first_lanes[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-static inline __attribute__((always_inline)) void look_ahead(Ahead *a)
+/* Short copies, of which a call takes most of the time. */
+static inline void copy(float *to, const float *from, int64_t size)
+{
+    int64_t i = 0;
+    if (size >= 8) {
+        for (; i + 8 < size; i += 8)
+            memcpy(to + i, from + i, 32);
+        memcpy(to + size - 8, from + size - 8, 32);
+    } else if (size >= 4) {
+        memcpy(to, from, 16);
+        memcpy(to + size - 4, from + size - 4, 16);
+    } else
+        for (; i < size; i++)
+            to[i] = from[i];
+}
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE void look_ahead(Ahead *a)
 {
     int64_t stop = a->at + a->step;
     for (; a->at < stop; a->at += LINE) {
@@ -110,11 +128,11 @@ static inline __attribute__((always_inline)) void look_ahead(Ahead *a)
 }
 
 /* Calls a kernel with the part of each panel row, a constant, that the first `count` tokens take. */
-#define FOR_PART(count, panel, least, parts, kernel, ...)                                          \
+#define FOR_PART(count, least, parts, kernel, ...)                                                 \
     {                                                                                              \
-        if ((count) > (panel) / 2)                                                                 \
+        if ((count) > PANEL / 2)                                                                   \
             kernel(__VA_ARGS__, parts);                                                            \
-        else if ((count) > (panel) / 4)                                                            \
+        else if ((count) > PANEL / 4)                                                              \
             kernel(__VA_ARGS__, (parts) / 2);                                                      \
         else                                                                                       \
             kernel(__VA_ARGS__, (parts) / 4 < (least) ? (least) : (parts) / 4);                    \
@@ -131,9 +149,10 @@ static inline __attribute__((always_inline)) void look_ahead(Ahead *a)
 #define KEEP_IN_REGISTER(v) (void)(v)
 #endif
 
-/* ---- words of the kernels of one instruction set ---- */
+/* ---- words of the kernels of one instruction set and precision ---- */
 
 #define VEC NAME(vec)
+#define VEC_BYTES (4 * LANES)
 #define PANEL (VECTORS * LANES)
 #define LOAD(p) (*(const VEC *)(p))
 #define STORE(p, v) (*(VEC *)(p) = (v))
@@ -149,16 +168,20 @@ static inline __attribute__((always_inline)) void look_ahead(Ahead *a)
 #define SPREAD_16(x, j)                                                                        \
     __builtin_shufflevector(x, x, j, j, j, j, (j) + 4, (j) + 4, (j) + 4, (j) + 4, (j) + 8, (j) + 8, \
                             (j) + 8, (j) + 8, (j) + 12, (j) + 12, (j) + 12, (j) + 12)
-#define GROUPS GLUE(GROUPS_, LANES)
 #define SPREAD GLUE(SPREAD_, LANES)
-#define SHUFFLE(x, y, a, b, c, d) __builtin_shufflevector(x, y, GROUPS(a, b, c, d))
+#define SHUFFLE(x, y, a, b, c, d) __builtin_shufflevector(x, y, GLUE(GROUPS_, LANES)(a, b, c, d))
+
+/* Every other group of four lanes of both, from the first or the second one on. */
+#define HALF_OF_8(x, y, n)                                                                       \
+    __builtin_shufflevector(x, y, 4 * (n), 4 * (n) + 1, 4 * (n) + 2, 4 * (n) + 3, 4 * (n) + 8, \
+                            4 * (n) + 9, 4 * (n) + 10, 4 * (n) + 11)
+#define HALF_OF_16(x, y, n) (VEC) _mm512_shuffle_f32x4((__m512)(x), (__m512)(y), (n) ? 0xdd : 0x88)
+#define HALF_OF GLUE(HALF_OF_, LANES)
 
 typedef float FOUR __attribute__((vector_size(16), aligned(4), may_alias));
 typedef int32_t FOUR_MASKS __attribute__((vector_size(16), aligned(4), may_alias));
 
-#define SMALL_BLOCK (LANES < 8 ? 4 : 8)
-#define BLOCK (LANES == 16 ? 16 : SMALL_BLOCK)
-
+#define EACH_LANE _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++)
 #define EACH_ENTRY _Pragma("GCC unroll 4") for (int n = 0; n < 4; n++)
 
 /* The vectors of one panel row. Loops over them must unroll for the array to live in registers. */
@@ -169,14 +192,37 @@ typedef int32_t FOUR_MASKS __attribute__((vector_size(16), aligned(4), may_alias
 #define SUMS_1 a
 #define SUMS_2 b
 
-#define PANEL_ROW(entry) ((const float *)(base + (int64_t)offset[entry] * LINE))
-
-#define ADD_ENTRY(sums, n)                                                \
-    {                                                                     \
-        const float *p = (const float *)(base + NTH_OFFSET(offsets, n));  \
-        VEC v = SPREAD(values, n);                                        \
-        EACH_VECTOR if (k < vectors) sums[k] += v * LOAD(p + k * LANES);  \
+/* Words of float32; those of bfloat16 are below. */
+#define HALF 0
+#define NUMBER float /* of panels and values */
+#define FACTORS VEC  /* a vector of these */
+#define SIDE LANES   /* of a block that is transposed, in features and tokens of the input */
+#define ADD_ENTRY(sums, n)                                                   \
+    {                                                                        \
+        const char *p = base + NTH_OFFSET(offsets, n);                       \
+        VEC v = SPREAD(values, n);                                           \
+        EACH_VECTOR if (k < vectors) sums[k] += v * LOAD(p + k * VEC_BYTES); \
     }
+#define ADD_FOUR(i)                                  \
+    {                                                \
+        uint64_t offsets = load_offsets(offset + i); \
+        VEC values = NAME(repeat)(value + i);        \
+        ADD_ENTRY(a, 0)                              \
+        ADD_ENTRY(SECOND_SUMS, 1)                    \
+        ADD_ENTRY(a, 2)                              \
+        ADD_ENTRY(SECOND_SUMS, 3)                    \
+    }
+#define ADD_ONE(i)                                                        \
+    {                                                                     \
+        const char *p = base + (int64_t)offset[i] * LINE;                 \
+        float v = value[i];                                               \
+        EACH_VECTOR if (k < vectors) a[k] += v * LOAD(p + k * VEC_BYTES); \
+    }
+#define ADD_TWO(i) ADD_ONE(i) ADD_ONE(i + 1)
+#define FIRST_PRODUCT(x, p) ((x) * LOAD(p))
+#define ADD_PRODUCT(a, x, p) ((a) + (x) * LOAD(p))
+#define ADD_LINE(a, p) ((a) + LOAD(p))
+#define TOTAL(a) NAME(sum_of_pairs)(NAME(pair)(a, a), NAME(pair)(a, a))[0]
 
 #define CHAINS 1
 #define LANES 4
@@ -212,244 +258,66 @@ typedef int32_t FOUR_MASKS __attribute__((vector_size(16), aligned(4), may_alias
 #define CHAINS 2
 #define SUFFIX _avx512_two
 #include "kernels.c"
-#undef LANES
-#undef TARGET
-#endif
 #undef VECTORS
+#undef TARGET
+
+#if defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10
+/* Words of bfloat16: sums are float32, and two entries one product of pairs. */
+#undef HALF
+#undef NUMBER
+#undef FACTORS
+#undef SIDE
+#undef ADD_FOUR
+#undef ADD_ONE
+#undef ADD_TWO
+#undef FIRST_PRODUCT
+#undef ADD_PRODUCT
+#undef ADD_LINE
+#undef TOTAL
+#define HALF 1
+#define NUMBER uint16_t
+#define FACTORS __m512bh
+#define SIDE 32
+/* The second entry's line is `second`, at which q may point. */
+#define ADD_PAIR(sums, i, v, second)                                                             \
+    {                                                                                            \
+        const char *p = base + (int64_t)offset[i] * LINE;                                        \
+        EACH_VECTOR if (k < vectors / 2)                                                         \
+        {                                                                                        \
+            __m512i x = _mm512_loadu_si512(p + k * LINE), y = second;                            \
+            __m512i low = _mm512_unpacklo_epi16(x, y), high = _mm512_unpackhi_epi16(x, y);       \
+            sums[2 * k] = (VEC)_mm512_dpbf16_ps((__m512)sums[2 * k], (__m512bh)low, v);          \
+            sums[2 * k + 1] = (VEC)_mm512_dpbf16_ps((__m512)sums[2 * k + 1], (__m512bh)high, v); \
+        }                                                                                        \
+    }
+#define ADD_BOTH(sums, i)                                           \
+    {                                                               \
+        int32_t two;                                                \
+        memcpy(&two, value + (i), sizeof(two));                     \
+        __m512bh v = (__m512bh)_mm512_set1_epi32(two);              \
+        const char *q = base + (int64_t)offset[(i) + 1] * LINE;     \
+        ADD_PAIR(sums, i, v, _mm512_loadu_si512(q + k * LINE))      \
+    }
+#define ADD_FOUR(i) ADD_BOTH(a, i) ADD_BOTH(SECOND_SUMS, i + 2)
+#define ADD_TWO(i) ADD_BOTH(a, i)
+#define ADD_ONE(i) ADD_PAIR(a, i, (__m512bh)_mm512_set1_epi32(value[i]), _mm512_setzero_si512())
+#define FIRST_PRODUCT(x, p) ADD_PRODUCT(_mm512_setzero_ps(), x, p)
+#define ADD_PRODUCT(a, x, p) \
+    (VEC) _mm512_dpbf16_ps((__m512)(a), x, (__m512bh)_mm512_loadu_si512(p))
+#define ADD_LINE(a, p) ADD_PRODUCT(a, (__m512bh)_mm512_set1_epi16(0x3f80), p)
+#define TOTAL(a) _mm512_reduce_add_ps((__m512)(a))
+
+#define VECTORS 8
+#define TARGET \
+    __attribute__((target("avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma")))
+#define SUFFIX _half_two
+#include "kernels.c"
 #undef CHAINS
 
-/* ---- bfloat16: panels and values in bfloat16, sums in float32 ---- */
-
-#if defined(__x86_64__) && (defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10)
-#define HAS_HALF
-#define HALF_TARGET \
-    __attribute__((target("avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma")))
-#define HALF_PANEL 128
-/* Lines of 64 bytes, 32 tokens each, of a panel row. */
-#define HALF_LINES 4
-#define EACH_LINE _Pragma("GCC unroll 4") for (int k = 0; k < lines; k++)
-
-/* 32 tokens by 32 features, or the first of them. A line of the panel interleaves four of tokens 0
- * to 15 with four of 16 to 31, so that pairs of lines, unpacked, give tokens in their order. */
-HALF_TARGET static inline __attribute__((always_inline)) void
-half_block_in(const uint16_t *from, int64_t stride, int64_t num_tokens, int64_t num_features,
-              char *panel, const int whole)
-{
-    static const uint16_t even[32] = {0,  2,  4,  6,  32, 34, 36, 38, 8,  10, 12,
-                                      14, 40, 42, 44, 46, 16, 18, 20, 22, 48, 50,
-                                      52, 54, 24, 26, 28, 30, 56, 58, 60, 62};
-    __m512i evens = _mm512_loadu_si512(even), odds = _mm512_add_epi16(evens, _mm512_set1_epi16(1));
-    __mmask32 there = num_features >= 32 ? ~0u : (1u << num_features) - 1;
-    __m512 a[32];
-    for (int half = 0; half < 32; half += 16) {
-        _Pragma("GCC unroll 16") for (int i = half; i < half + 16; i++)
-        {
-            const uint16_t *row = from + i * stride;
-            if (whole)
-                a[i] = _mm512_loadu_ps(row);
-            else
-                a[i] = i < num_tokens ? _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(there, row))
-                                      : _mm512_setzero_ps();
-        }
-        transpose_registers_avx512_narrow(a + half);
-    }
-    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++)
-    {
-        __m512i x = _mm512_castps_si512(a[i]), y = _mm512_castps_si512(a[i + 16]);
-        char *line = panel + 2 * i * HALF_LINES * LINE;
-        if (whole || 2 * i < num_features)
-            _mm512_storeu_si512(line, _mm512_permutex2var_epi16(x, evens, y));
-        if (whole || 2 * i + 1 < num_features)
-            _mm512_storeu_si512(line + HALF_LINES * LINE, _mm512_permutex2var_epi16(x, odds, y));
-    }
-}
-
-HALF_TARGET static void half_transpose_in(const void *numbers, int64_t stride, int64_t num_tokens,
-                                          int64_t num_features, void *panel)
-{
-    const uint16_t *from = numbers;
-    for (int64_t r = 0; r < HALF_PANEL; r += 32)
-        for (int64_t c = 0; c < num_features; c += 32) {
-            char *to = (char *)panel + c * HALF_LINES * LINE + 2 * r;
-            int64_t tokens = num_tokens > r ? num_tokens - r : 0;
-            const uint16_t *block = from + (tokens ? r * stride + c : 0);
-            for (int64_t i = 32; i < 64 && i < tokens; i++)
-                __builtin_prefetch(block + i * stride, 0, 2);
-            if (tokens >= 32 && c + 32 <= num_features)
-                half_block_in(block, stride, 32, 32, to, 1);
-            else
-                half_block_in(block, stride, tokens, num_features - c, to, 0);
-        }
-}
-
-/* Results to rows of bfloat16, 16 tokens by 32 features at a time. */
-HALF_TARGET static void half_transpose_out(void *numbers, int64_t stride, int64_t num_tokens,
-                                           int64_t num_features, const float *panel)
-{
-    uint16_t *to = numbers;
-    for (int64_t c = 0; c < num_tokens; c += 16)
-        for (int64_t r = 0; r < num_features; r += 32) {
-            __m512 a[32];
-            int64_t left = num_features - r, tokens = smaller(16, num_tokens - c);
-            __mmask32 there = left >= 32 ? ~0u : (1u << left) - 1;
-            for (int64_t i = 0; i < tokens; i++)
-                __builtin_prefetch(to + (c + i) * stride + r + 64, 1, 3);
-            for (int half = 0; half < 32; half += 16) {
-                _Pragma("GCC unroll 16") for (int i = half; i < half + 16; i++)
-                    a[i] = i < left ? _mm512_loadu_ps(panel + (r + i) * HALF_PANEL + c)
-                                    : _mm512_setzero_ps();
-                transpose_registers_avx512_narrow(a + half);
-            }
-            _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++)
-                if (i < tokens)
-                    _mm512_mask_storeu_epi16(to + (c + i) * stride + r, there,
-                                             (__m512i)_mm512_cvtne2ps_pbh(a[i + 16], a[i]));
-        }
-}
-
-/* A product of pairs: two entries at once. */
-#define ADD_PAIR(sums, first)                                                                      \
-    {                                                                                              \
-        int32_t two;                                                                               \
-        memcpy(&two, value + (first), sizeof(two));                                                \
-        __m512bh v = (__m512bh)_mm512_set1_epi32(two);                                             \
-        const char *p = base + (int64_t)offset[first] * LINE;                                      \
-        const char *q = base + (int64_t)offset[(first) + 1] * LINE;                                \
-        EACH_LINE                                                                                  \
-        {                                                                                          \
-            __m512i x = _mm512_loadu_si512(p + k * LINE), y = _mm512_loadu_si512(q + k * LINE);    \
-            __m512i low = _mm512_unpacklo_epi16(x, y), high = _mm512_unpackhi_epi16(x, y);         \
-            sums[2 * k] = _mm512_dpbf16_ps(sums[2 * k], (__m512bh)low, v);                         \
-            sums[2 * k + 1] = _mm512_dpbf16_ps(sums[2 * k + 1], (__m512bh)high, v);                \
-        }                                                                                          \
-    }
-
-HALF_TARGET static inline __attribute__((always_inline)) void
-half_multiply_some(const Structure *s, const uint16_t *value, int64_t t, int64_t begin, int64_t end,
-                   const char *base, float *result, const float *bias, Ahead *ahead, const int chains,
-                   const int lines)
-{
-    const int32_t *start = s->start + t * s->rows;
-    const uint16_t *offset = s->offset;
-    for (int64_t r = begin; r < end; r++) {
-        int32_t i = start[r], stop = start[r + 1];
-        look_ahead(ahead);
-        float *out = result + r * HALF_PANEL;
-        __m512 a[2 * HALF_LINES];
-        if (t > 0) {
-            if (i == stop)
-                continue;
-            EACH_LINE
-            {
-                a[2 * k] = _mm512_loadu_ps(out + 32 * k);
-                a[2 * k + 1] = _mm512_loadu_ps(out + 32 * k + 16);
-            }
-        } else {
-            __m512 initial = _mm512_set1_ps(bias ? bias[r] : 0.0f);
-            EACH_LINE a[2 * k] = a[2 * k + 1] = initial;
-        }
-        if (chains == 2 && i + 3 < stop) {
-            __m512 b[2 * HALF_LINES];
-            EACH_LINE b[2 * k] = b[2 * k + 1] = _mm512_setzero_ps();
-            for (; i + 3 < stop; i += 4) {
-                ADD_PAIR(a, i)
-                ADD_PAIR(b, i + 2)
-            }
-            EACH_LINE
-            {
-                a[2 * k] = _mm512_add_ps(a[2 * k], b[2 * k]);
-                a[2 * k + 1] = _mm512_add_ps(a[2 * k + 1], b[2 * k + 1]);
-            }
-        }
-        for (; i + 1 < stop; i += 2)
-            ADD_PAIR(a, i)
-        if (i < stop) {
-            __m512bh v = (__m512bh)_mm512_set1_epi32(value[i]);
-            const char *p = base + (int64_t)offset[i] * LINE;
-            EACH_LINE
-            {
-                __m512i x = _mm512_loadu_si512(p + k * LINE), zero = _mm512_setzero_si512();
-                a[2 * k] = _mm512_dpbf16_ps(a[2 * k], (__m512bh)_mm512_unpacklo_epi16(x, zero), v);
-                a[2 * k + 1] =
-                    _mm512_dpbf16_ps(a[2 * k + 1], (__m512bh)_mm512_unpackhi_epi16(x, zero), v);
-            }
-        }
-        EACH_LINE
-        {
-            _mm512_storeu_ps(out + 32 * k, a[2 * k]);
-            _mm512_storeu_ps(out + 32 * k + 16, a[2 * k + 1]);
-        }
-    }
-}
-
-#define HALF_MULTIPLY(name, chains)                                                                \
-    HALF_TARGET static void name(const Structure *s, const void *value, int64_t t, int64_t begin,  \
-                                 int64_t end, const void *tile, float *result, const float *bias,  \
-                                 int64_t count, Ahead *ahead)                                      \
-    FOR_PART(count, HALF_PANEL, 1, HALF_LINES, half_multiply_some, s, value, t, begin, end, tile,  \
-             result, bias, ahead, chains)
-HALF_MULTIPLY(half_multiply, 1)
-HALF_MULTIPLY(half_multiply_two, 2)
-
-HALF_TARGET static inline __attribute__((always_inline)) void
-half_dot_some(const Structure *s, int64_t t, int64_t begin, int64_t end, const char *rows,
-              const char *base, float *sum, const int lines)
-{
-    const int32_t *start = s->start + t * s->rows;
-    const uint16_t *offset = s->offset;
-    for (int64_t r = begin; r < end; r++) {
-        int32_t i = start[r], stop = start[r + 1];
-        if (i == stop)
-            continue;
-        __m512bh row[HALF_LINES];
-        EACH_LINE row[k] = (__m512bh)_mm512_loadu_si512(rows + (r * HALF_LINES + k) * LINE);
-        for (; i < stop; i += 8) {
-            uint64_t offsets = load_offsets(offset + i), others = load_offsets(offset + i + 4);
-            int several = i + 4 < stop;
-            const char *p[8];
-            __m512 a[8];
-            _Pragma("GCC unroll 4") for (int n = 0; n < 4; n++)
-            {
-                p[n] = base + NTH_OFFSET(offsets, n);
-                p[n + 4] = base + NTH_OFFSET(others, n);
-                a[n] = a[n + 4] = _mm512_setzero_ps();
-            }
-            EACH_LINE
-                _Pragma("GCC unroll 4") for (int n = 0; n < 4; n++) a[n] =
-                    _mm512_dpbf16_ps(a[n], row[k], (__m512bh)_mm512_loadu_si512(p[n] + k * LINE));
-            if (several)
-                EACH_LINE
-                    _Pragma("GCC unroll 4") for (int n = 4; n < 8; n++) a[n] =
-                        _mm512_dpbf16_ps(a[n], row[k], (__m512bh)_mm512_loadu_si512(p[n] + k * LINE));
-            __m256 sums = sums_of_eight_avx512_narrow((const vec_avx512_narrow *)a);
-            if (i + 8 > stop) /* the others belong to the next row */
-                sums = _mm256_and_ps(sums, _mm256_loadu_ps((const float *)(first_lanes + 8 - (stop - i))));
-            _mm256_storeu_ps(sum + i, _mm256_add_ps(sums, _mm256_loadu_ps(sum + i)));
-        }
-    }
-}
-
-HALF_TARGET static void half_dot(const Structure *s, int64_t t, int64_t begin, int64_t end,
-                                 const void *rows, const void *tile, float *sum, int64_t count)
-FOR_PART(count, HALF_PANEL, 1, HALF_LINES, half_dot_some, s, t, begin, end, rows, tile, sum)
-
-HALF_TARGET static void half_add_sums(const void *panel, int64_t rows, float *sum)
-{
-    __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
-    const char *line = panel;
-    for (int64_t r = 0; r < rows; r++) {
-        __m512 a = _mm512_setzero_ps();
-        for (int k = 0; k < HALF_LINES; k++, line += LINE)
-            a = _mm512_dpbf16_ps(a, (__m512bh)_mm512_loadu_si512(line), ones);
-        sum[r] += _mm512_reduce_add_ps(a);
-    }
-}
-
-#define HALF_KERNELS(multiply)                                                                     \
-    {16, HALF_PANEL, HALF_LINES * LINE, 1, half_transpose_in, half_transpose_out, multiply,        \
-     half_dot, half_add_sums, hash_avx512_narrow}
-static const Kernels kernels_half = HALF_KERNELS(half_multiply);
-static const Kernels kernels_half_two = HALF_KERNELS(half_multiply_two);
+#define CHAINS 1
+#define SUFFIX _half
+#include "kernels.c"
+#endif
 #endif
 
 /* Asked for in place of 16, for tests: the panels of one kind of processor, whatever this one is. */
@@ -512,7 +380,7 @@ static const Kernels *choose(int lanes)
  * them, and the panel rows of 256 bytes for which the offsets of a structure were made there. */
 static const Kernels *choose_half(int lanes)
 {
-#ifdef HAS_HALF
+#if HALF
     if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512bf16")) {
         const Kernels *k = choose(lanes);
         return k == &kernels_avx512_narrow ? &kernels_half
@@ -580,68 +448,31 @@ uint64_t fingerprint(const uint8_t *mask, int64_t size)
 #define BYTE_OF(word) (7 - (__builtin_ctzll(word) >> 3))
 #endif
 
-/* Fills start, offset and position from a contiguous mask. */
+/* Fills start, offset and position from a contiguous mask, [rows][columns]. */
 void build(Structure *s, const uint8_t *mask)
 {
-    int by_column = s->by_column != 0;
     int64_t tiles = (s->columns + s->tile - 1) / s->tile;
-    memset(s->start, 0, (tiles * s->rows + 1) * sizeof(int32_t));
+    int64_t row_step = s->by_column ? 1 : s->columns, column_step = s->by_column ? s->rows : 1;
     int32_t filled = 0;
     uint32_t row_lines = choose((int)s->lanes)->row_bytes / LINE;
-    int32_t *next = by_column ? malloc((s->rows + 1) * sizeof(int32_t)) : NULL;
     for (int64_t t = 0; t < tiles; t++) {
-        int64_t first = t * s->tile;
-        int64_t width = s->columns - first < s->tile ? s->columns - first : s->tile;
-        int32_t *start = s->start + t * s->rows;
-        if (!by_column) {
-            for (int64_t r = 0; r < s->rows; r++) {
-                const uint8_t *bytes = mask + r * s->columns + first;
-                __builtin_prefetch(bytes + 16 * s->columns);
-                __builtin_prefetch(bytes + 16 * s->columns + 64);
-                start[r] = filled;
-                FOR_EACH_SET(bytes, width, c, {
-                    s->offset[filled] = (uint16_t)(c * row_lines);
-                    s->position[filled++] = (int32_t)(r * s->columns + first + c);
-                })
-            }
-            continue;
-        }
-        memset(next, 0, (s->rows + 1) * sizeof(int32_t));
-        for (int64_t c = 0; c < width; c++)
-            FOR_EACH_SET(mask + (first + c) * s->rows, s->rows, r, { next[r]++; })
+        int64_t first = t * s->tile, width = smaller(s->columns - first, s->tile);
         for (int64_t r = 0; r < s->rows; r++) {
-            int32_t count = next[r];
-            start[r] = next[r] = filled;
-            filled += count;
-        }
-        for (int64_t c = 0; c < width; c++)
-            FOR_EACH_SET(mask + (first + c) * s->rows, s->rows, r, {
-                int32_t i = next[r]++;
-                s->offset[i] = (uint16_t)(c * row_lines);
-                s->position[i] = (int32_t)((first + c) * s->rows + r);
+            const uint8_t *bytes = mask + r * s->columns + first;
+            __builtin_prefetch(bytes + 16 * s->columns);
+            __builtin_prefetch(bytes + 16 * s->columns + 64);
+            s->start[t * s->rows + r] = filled;
+            FOR_EACH_SET(bytes, width, c, {
+                s->offset[filled] = (uint16_t)(c * row_lines);
+                s->position[filled++] = (int32_t)(r * row_step + (first + c) * column_step);
             })
+        }
     }
     s->start[tiles * s->rows] = filled;
     memset(s->offset + filled, 0, 7 * sizeof(uint16_t));
-    free(next);
 }
 
 /* ---- packing ---- */
-
-static inline void copy(float *to, const float *from, int64_t size)
-{
-    int64_t i = 0;
-    if (size >= 8) {
-        for (; i + 8 < size; i += 8)
-            memcpy(to + i, from + i, 32);
-        memcpy(to + size - 8, from + size - 8, 32);
-    } else if (size >= 4) {
-        memcpy(to, from, 16);
-        memcpy(to + size - 4, from + size - 4, 16);
-    } else
-        for (; i < size; i++)
-            to[i] = from[i];
-}
 
 static inline void add(float *restrict to, const float *restrict from, int64_t size)
 {
@@ -668,52 +499,58 @@ static int64_t find_runs(const View *v, int64_t token, int64_t num_tokens, Run *
     return num_runs;
 }
 
+/* Copies one tap of a channel's windows into a row of a panel, or adds it back. */
+INLINE void tap(const View *v, const Run *run, float *map, float *p, int64_t y, int64_t x,
+                int add_back)
+{
+    int64_t step = v->stride_w, size = run->size;
+    if (y < 0 || y >= v->height) {
+        if (!add_back)
+            memset(p, 0, size * sizeof(float));
+        return;
+    }
+    float *line = map + y * v->width;
+    int64_t begin = x >= 0 ? 0 : step == 1 ? -x : (step - 1 - x) / step;
+    int64_t end = v->width - x;
+    end = end <= 0 ? 0 : step == 1 ? end : (end + step - 1) / step;
+    begin = smaller(begin, size), end = smaller(end, size);
+    if (!add_back) {
+        for (int64_t i = 0; i < begin; i++)
+            p[i] = 0.0f;
+        for (int64_t i = end; i < size; i++)
+            p[i] = 0.0f;
+    }
+    if (step == 1 && add_back)
+        add(line + x + begin, p + begin, end - begin);
+    else if (step == 1)
+        copy(p + begin, line + x + begin, end - begin);
+    else if (add_back)
+        for (int64_t i = begin; i < end; i++)
+            line[x + i * step] += p[i];
+    else
+        for (int64_t i = begin; i < end; i++)
+            p[i] = line[x + i * step];
+}
+
 /* Copies windows into a panel, or adds them back to where they came from. */
-static void window(const View *v, int64_t token, int64_t num_tokens, float *panel,
-                   int64_t width, int add_back)
+static void window(const View *v, int64_t token, int64_t num_tokens, float *panel, int64_t width,
+                   int add_back)
 {
     Run runs[MAX_PANEL];
-    int64_t num_runs = find_runs(v, token, num_tokens, runs), step = v->stride_w;
-    int64_t taps = v->kernel_h * v->kernel_w;
-    for (int64_t f = 0; f < v->features; f++, panel += width) {
-        int64_t channel = f / taps, tap = f % taps;
-        int64_t down = tap / v->kernel_w * v->dilation_h, right = tap % v->kernel_w * v->dilation_w;
-        for (const Run *run = runs; run < runs + num_runs; run++) {
-            float *p = panel + run->first;
-            int64_t y = run->y + down, x = run->x + right, size = run->size;
-            if (y < 0 || y >= v->height) {
-                if (!add_back)
-                    memset(p, 0, size * sizeof(float));
-                continue;
-            }
-            float *line = (float *)v->data + ((run->image * v->channels + channel) * v->height + y) * v->width;
-            int64_t begin = x >= 0 ? 0 : step == 1 ? -x : (step - 1 - x) / step;
-            int64_t end = v->width - x;
-            end = end <= 0 ? 0 : step == 1 ? end : (end + step - 1) / step;
-            begin = smaller(begin, size), end = smaller(end, size);
-            if (!add_back) {
-                for (int64_t i = 0; i < begin; i++)
-                    p[i] = 0.0f;
-                for (int64_t i = end; i < size; i++)
-                    p[i] = 0.0f;
-            }
-            if (step == 1 && add_back)
-                add(line + x + begin, p + begin, end - begin);
-            else if (step == 1)
-                copy(p + begin, line + x + begin, end - begin);
-            else if (add_back)
-                for (int64_t i = begin; i < end; i++)
-                    line[x + i * step] += p[i];
-            else
-                for (int64_t i = begin; i < end; i++)
-                    p[i] = line[x + i * step];
-        }
-    }
+    int64_t num_runs = find_runs(v, token, num_tokens, runs), area = v->height * v->width;
+    for (int64_t channel = 0; channel < v->channels; channel++)
+        for (int64_t down = 0; down < v->kernel_h; down++)
+            for (int64_t right = 0; right < v->kernel_w; right++, panel += width)
+                for (const Run *run = runs; run < runs + num_runs; run++) {
+                    float *map = (float *)v->data + (run->image * v->channels + channel) * area;
+                    int64_t y = run->y + down * v->dilation_h, x = run->x + right * v->dilation_w;
+                    tap(v, run, map, panel + run->first, y, x, add_back);
+                }
 }
 
 /* Windows of one position, whose tokens are consecutive over the whole image. */
 static void positions(const View *v, int64_t token, int64_t num_tokens, float *panel,
-                      int64_t width, int add_back)
+                      int64_t width, int back)
 {
     int64_t area = v->out_height * v->out_width;
     for (int64_t done = 0, run; done < num_tokens; done += run) {
@@ -721,7 +558,7 @@ static void positions(const View *v, int64_t token, int64_t num_tokens, float *p
         run = smaller(area - place, num_tokens - done);
         float *map = (float *)v->data + image * v->channels * area + place, *p = panel + done;
         for (int64_t f = 0; f < v->features; f++, map += area, p += width)
-            if (add_back)
+            if (back)
                 copy(map, p, run);
             else
                 copy(p, map, run);
@@ -744,13 +581,12 @@ static void *at_token(const View *v, int64_t token)
 
 static void pack(const Kernels *k, const View *v, int64_t token, int64_t num_tokens, void *panel)
 {
-    if (v->kind == 0) {
-        k->transpose_in(at_token(v, token), v->stride, num_tokens, v->features, panel);
-        return;
-    }
     if (num_tokens < k->panel)
         memset(panel, 0, v->features * k->row_bytes);
-    unfold(v, token, num_tokens, panel, k->panel, 0);
+    if (v->kind == 0)
+        k->transpose_in(at_token(v, token), v->stride, num_tokens, v->features, panel);
+    else
+        unfold(v, token, num_tokens, panel, k->panel, 0);
 }
 
 static void unpack(const Kernels *k, const View *v, int64_t token, int64_t num_tokens,
@@ -1009,11 +845,242 @@ int gradients(const Structure *forward, const Structure *backward, const Dense *
     return failed;
 }
 
-#else /* ---- kernels of one instruction set ---- */
+#else /* ---- kernels of one instruction set and precision ---- */
 
-typedef float NAME(vec) __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef float NAME(vec) __attribute__((vector_size(VEC_BYTES), aligned(4), may_alias));
+
+/* LANES vectors, transposed in registers: each step takes the even and the odd ones of what
+ * two vectors hold, at first lanes within groups of four, then the groups. */
+TARGET INLINE void NAME(sort_lanes)(const VEC *from, VEC *to)
+{
+    EACH_LANE
+    {
+        const VEC *pair = from + i / 4 * 4 + i % 2 * 2;
+        to[i] = i % 4 < 2 ? SHUFFLE(pair[0], pair[1], 0, 2, 0, 2)
+                          : SHUFFLE(pair[0], pair[1], 1, 3, 1, 3);
+    }
+}
+
+#if LANES > 4
+TARGET INLINE void NAME(sort_groups)(const VEC *from, VEC *to)
+{
+    EACH_LANE
+    {
+        const VEC *pair = from + i % (LANES / 2) / 4 * 8 + i % 4;
+        to[i] = i < LANES / 2 ? HALF_OF(pair[0], pair[4], 0) : HALF_OF(pair[0], pair[4], 1);
+    }
+}
+#endif
+
+TARGET INLINE void NAME(transpose_registers)(VEC *a)
+{
+    VEC b[LANES];
+    NAME(sort_lanes)(a, b);
+    NAME(sort_lanes)(b, a);
+#if LANES > 4
+    NAME(sort_groups)(a, b);
+#if LANES == 16
+    NAME(sort_groups)(b, a);
+#else
+    EACH_LANE a[i] = b[i];
+#endif
+#endif
+}
+
+#if !HALF
+/* to[column][row] = from[row][column]. */
+TARGET INLINE void NAME(transpose_whole)(const float *from, int64_t from_stride, float *to,
+                                         int64_t to_stride)
+{
+    VEC a[LANES];
+    EACH_LANE a[i] = LOAD(from + i * from_stride);
+    NAME(transpose_registers)(a);
+    EACH_LANE STORE(to + i * to_stride, a[i]);
+}
+
+/* The same for the first LANES rows and columns, or those that there are. */
+TARGET INLINE void NAME(transpose_block)(const float *from, int64_t from_stride, int64_t rows,
+                                         int64_t columns, float *to, int64_t to_stride)
+{
+    if (rows >= LANES && columns >= LANES) {
+        NAME(transpose_whole)(from, from_stride, to, to_stride);
+        return;
+    }
+    float in[LANES * LANES], out[LANES * LANES];
+    rows = smaller(rows, LANES), columns = smaller(columns, LANES);
+    for (int64_t r = 0; r < rows; r++)
+        copy(in + r * LANES, from + r * from_stride, columns);
+    NAME(transpose_whole)(in, LANES, out, LANES);
+    for (int64_t c = 0; c < columns; c++)
+        copy(to + c * to_stride, out + c * LANES, rows);
+}
+
+TARGET INLINE void NAME(block_in)(const float *from, int64_t stride, int64_t num_tokens,
+                                  int64_t num_features, float *panel)
+{
+    NAME(transpose_block)(from, stride, num_tokens, num_features, panel, PANEL);
+}
+
+TARGET INLINE void NAME(block_out)(const float *panel, int64_t num_features, int64_t num_tokens,
+                                   float *to, int64_t stride)
+{
+    NAME(transpose_block)(panel, PANEL, num_features, num_tokens, to, stride);
+}
+
+/* The same four values in each group of four lanes. */
+TARGET INLINE VEC NAME(repeat)(const float *p)
+{
+#if LANES == 4
+    return LOAD(p);
+#elif LANES == 8
+    return (VEC)_mm256_broadcast_ps((const __m128 *)p);
+#else
+    return (VEC)_mm512_broadcast_f32x4(_mm_loadu_ps(p));
+#endif
+}
+#else
+/* 32 tokens by 32 features, or the first of them. A line of the panel interleaves four of tokens 0
+ * to 15 with four of 16 to 31, so that pairs of lines, unpacked, give tokens in their order. */
+TARGET INLINE void NAME(block)(const uint16_t *from, int64_t stride, int64_t num_tokens,
+                               int64_t num_features, uint16_t *panel, const int whole)
+{
+    static const uint16_t even[32] = {0,  2,  4,  6,  32, 34, 36, 38, 8,  10, 12,
+                                      14, 40, 42, 44, 46, 16, 18, 20, 22, 48, 50,
+                                      52, 54, 24, 26, 28, 30, 56, 58, 60, 62};
+    __m512i evens = _mm512_loadu_si512(even), odds = _mm512_add_epi16(evens, _mm512_set1_epi16(1));
+    __mmask32 there = num_features >= 32 ? ~0u : (1u << num_features) - 1;
+    VEC a[32];
+    for (int half = 0; half < 32; half += 16) {
+        _Pragma("GCC unroll 16") for (int i = half; i < half + 16; i++)
+        {
+            if (whole)
+                a[i] = LOAD(from + i * stride);
+            else
+                a[i] = i < num_tokens ? (VEC)_mm512_maskz_loadu_epi16(there, from + i * stride)
+                                      : (VEC)_mm512_setzero_ps();
+        }
+        NAME(transpose_registers)(a + half);
+    }
+    EACH_LANE
+    {
+        __m512i x = (__m512i)a[i], y = (__m512i)a[i + 16];
+        uint16_t *line = panel + 2 * i * PANEL;
+        if (whole || 2 * i < num_features)
+            _mm512_storeu_si512(line, _mm512_permutex2var_epi16(x, evens, y));
+        if (whole || 2 * i + 1 < num_features)
+            _mm512_storeu_si512(line + PANEL, _mm512_permutex2var_epi16(x, odds, y));
+    }
+}
+
+TARGET INLINE void NAME(block_in)(const uint16_t *from, int64_t stride, int64_t num_tokens,
+                                  int64_t num_features, uint16_t *panel)
+{
+    if (num_tokens >= 32 && num_features >= 32)
+        NAME(block)(from, stride, 32, 32, panel, 1);
+    else
+        NAME(block)(from, stride, num_tokens, num_features, panel, 0);
+}
+
+/* Results to rows of bfloat16, 16 tokens by 32 features. */
+TARGET INLINE void NAME(block_out)(const float *panel, int64_t num_features, int64_t num_tokens,
+                                   uint16_t *to, int64_t stride)
+{
+    VEC a[32];
+    __mmask32 there = num_features >= 32 ? ~0u : (1u << num_features) - 1;
+    for (int half = 0; half < 32; half += 16) {
+        _Pragma("GCC unroll 16") for (int i = half; i < half + 16; i++)
+            a[i] = i < num_features ? LOAD(panel + i * PANEL) : (VEC)_mm512_setzero_ps();
+        NAME(transpose_registers)(a + half);
+    }
+    EACH_LANE if (i < num_tokens)
+        _mm512_mask_storeu_epi16(to + i * stride, there,
+                                 (__m512i)_mm512_cvtne2ps_pbh((__m512)a[i + 16], (__m512)a[i]));
+}
+#endif
+
+/* Tokens are far apart, which hardware prefetchers follow badly: the next ones are asked for. */
+TARGET static void NAME(transpose_in)(const void *numbers, int64_t stride, int64_t num_tokens,
+                                      int64_t num_features, void *panel)
+{
+    for (int64_t r = 0; r < num_tokens; r += SIDE)
+        for (int64_t c = 0; c < num_features; c += SIDE) {
+            const NUMBER *from = (const NUMBER *)numbers + r * stride + c;
+            int64_t left = num_tokens - r;
+            if (c * sizeof(NUMBER) % LINE == 0)
+                for (int64_t i = SIDE; i < 2 * SIDE && i < left; i++)
+                    __builtin_prefetch(from + i * stride, 0, 2);
+            NAME(block_in)(from, stride, left, num_features - c, (NUMBER *)panel + c * PANEL + r);
+        }
+}
+
+/* Whole rows of the output, in full lines, which are fetched before they are overwritten. */
+TARGET static void NAME(transpose_out)(void *numbers, int64_t stride, int64_t num_tokens,
+                                       int64_t num_features, const float *panel)
+{
+    for (int64_t c = 0; c < num_tokens; c += LANES)
+        for (int64_t r = 0; r < num_features; r += SIDE) {
+            NUMBER *to = (NUMBER *)numbers + c * stride + r;
+            int64_t left = num_tokens - c;
+            if (r * sizeof(NUMBER) % LINE == 0)
+                for (int64_t i = 0; i < LANES && i < left; i++)
+                    __builtin_prefetch((char *)(to + i * stride) + 2 * LINE, 1, 3);
+            NAME(block_out)(panel + r * PANEL + c, num_features - r, left, to, stride);
+        }
+}
+
+/* The product over the first `vectors` vectors of each row of sums, a constant. A token's sum has
+ * the same order whatever tokens are beside it. */
+TARGET INLINE void NAME(multiply_some)(const Structure *s, const NUMBER *value, int64_t t,
+                                       int64_t begin, int64_t end, const char *base, float *result,
+                                       const float *bias, Ahead *ahead, const int vectors)
+{
+    const int32_t *start = s->start + t * s->rows;
+    const uint16_t *offset = s->offset;
+    for (int64_t r = begin; r < end; r++) {
+        int32_t i = start[r], stop = start[r + 1];
+        look_ahead(ahead);
+        float *out = result + r * PANEL;
+        VEC a[VECTORS], b[VECTORS], zero = {0};
+        if (t > 0) {
+            if (i == stop)
+                continue;
+            EACH_VECTOR if (k < vectors) a[k] = LOAD(out + k * LANES);
+        } else {
+            VEC initial = zero + (bias ? bias[r] : 0.0f);
+            EACH_VECTOR a[k] = initial;
+        }
+        int has_two = CHAINS == 2 && i + 3 < stop;
+        if (has_two)
+            EACH_VECTOR b[k] = zero;
+        for (; i + 3 < stop; i += 4) {
+            ADD_FOUR(i)
+        }
+        if (has_two)
+            EACH_VECTOR if (k < vectors) a[k] += b[k];
+        if (i + 1 < stop) {
+            ADD_TWO(i)
+            i += 2;
+        }
+        if (i < stop)
+            ADD_ONE(i)
+        EACH_VECTOR if (k < vectors) STORE(out + k * LANES, a[k]);
+    }
+}
+
+/* result[row] (+)= sum of value * tile[offset] over the entries of one tile, rows begin .. end, for
+ * the first `count` tokens of the panel. */
+TARGET static void NAME(multiply)(const Structure *s, const void *value, int64_t t, int64_t begin,
+                                  int64_t end, const void *tile, float *result,
+                                  const float *bias, int64_t count, Ahead *ahead)
+FOR_PART(count, 1, VECTORS, NAME(multiply_some), s, value, t, begin, end, tile, result, bias, ahead)
+
+TARGET INLINE VEC NAME(pair)(VEC a, VEC b)
+{
+    return SHUFFLE(a, b, 0, 1, 0, 1) + SHUFFLE(a, b, 2, 3, 2, 3);
+}
+
 /* Sums of four vectors, as four floats; each argument holds two that were shuffled and added. */
-TARGET static inline __attribute__((always_inline)) FOUR NAME(sum_of_pairs)(VEC ab, VEC cd)
+TARGET INLINE FOUR NAME(sum_of_pairs)(VEC ab, VEC cd)
 {
     VEC all = SHUFFLE(ab, cd, 0, 2, 0, 2) + SHUFFLE(ab, cd, 1, 3, 1, 3);
 #if LANES == 4
@@ -1029,230 +1096,9 @@ TARGET static inline __attribute__((always_inline)) FOUR NAME(sum_of_pairs)(VEC 
 #endif
 }
 
-/* SMALL_BLOCK rows and columns, transposed in registers. */
-TARGET static inline __attribute__((always_inline)) void
-NAME(transpose_small)(const float *from, int64_t from_stride, float *to, int64_t to_stride)
-{
-#if SMALL_BLOCK == 4
-    FOUR a = *(const FOUR *)from, b = *(const FOUR *)(from + from_stride);
-    FOUR c = *(const FOUR *)(from + 2 * from_stride), d = *(const FOUR *)(from + 3 * from_stride);
-    FOUR e = __builtin_shufflevector(a, b, 0, 4, 1, 5), f = __builtin_shufflevector(c, d, 0, 4, 1, 5);
-    FOUR g = __builtin_shufflevector(a, b, 2, 6, 3, 7), h = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-    *(FOUR *)to = __builtin_shufflevector(e, f, 0, 1, 4, 5);
-    *(FOUR *)(to + to_stride) = __builtin_shufflevector(e, f, 2, 3, 6, 7);
-    *(FOUR *)(to + 2 * to_stride) = __builtin_shufflevector(g, h, 0, 1, 4, 5);
-    *(FOUR *)(to + 3 * to_stride) = __builtin_shufflevector(g, h, 2, 3, 6, 7);
-#else
-    typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
-    eight a[8], b[8];
-    /* Rows i and i + 4 share a vector, so the halves need no crossing later. */
-    for (int i = 0; i < 4; i++)
-        for (int half = 0; half < 2; half++) {
-            FOUR low = *(const FOUR *)(from + i * from_stride + 4 * half);
-            FOUR high = *(const FOUR *)(from + (i + 4) * from_stride + 4 * half);
-            a[i + 4 * half] = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
-        }
-    for (int k = 0; k < 8; k += 4)
-        for (int i = 0; i < 2; i++) {
-            eight x = a[k + 2 * i], y = a[k + 2 * i + 1];
-            b[k + 2 * i] = __builtin_shufflevector(x, y, 0, 8, 1, 9, 4, 12, 5, 13);
-            b[k + 2 * i + 1] = __builtin_shufflevector(x, y, 2, 10, 3, 11, 6, 14, 7, 15);
-        }
-    for (int k = 0; k < 8; k += 4)
-        for (int i = 0; i < 2; i++) {
-            eight x = b[k + i], y = b[k + 2 + i];
-            float *out = to + (k + 2 * i) * to_stride;
-            *(eight *)out = __builtin_shufflevector(x, y, 0, 1, 8, 9, 4, 5, 12, 13);
-            *(eight *)(out + to_stride) = __builtin_shufflevector(x, y, 2, 3, 10, 11, 6, 7, 14, 15);
-        }
-#endif
-}
-
-#if LANES == 16
-/* 16 vectors, transposed in registers. */
-TARGET static inline __attribute__((always_inline)) void NAME(transpose_registers)(__m512 *a)
-{
-    __m512 b[16];
-    _Pragma("GCC unroll 8") for (int i = 0; i < 16; i += 2)
-    {
-        b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
-        b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
-    }
-    _Pragma("GCC unroll 4") for (int i = 0; i < 16; i += 4)
-    {
-        for (int j = 0; j < 2; j++) {
-            __m512d x = _mm512_castps_pd(b[i + j]), y = _mm512_castps_pd(b[i + j + 2]);
-            a[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(x, y));
-            a[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
-        }
-    }
-    /* a[i + j] has column 4 g + j of rows i to i + 3 in its group g of four lanes. */
-    _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++)
-    {
-        for (int half = 0; half < 16; half += 8) {
-            b[half + j] = _mm512_shuffle_f32x4(a[half + j], a[half + 4 + j], 0x88);
-            b[half + 4 + j] = _mm512_shuffle_f32x4(a[half + j], a[half + 4 + j], 0xdd);
-        }
-        for (int odd = 0; odd < 8; odd += 4) {
-            __m512 x = b[odd + j], y = b[odd + 8 + j];
-            a[odd + j] = _mm512_shuffle_f32x4(x, y, 0x88);
-            a[odd + 8 + j] = _mm512_shuffle_f32x4(x, y, 0xdd);
-        }
-    }
-}
-
-/* 16 of each: whole cache lines, read and written once however far apart they lie. */
-TARGET static inline __attribute__((always_inline)) void
-NAME(transpose_lines)(const float *from, int64_t from_stride, float *to, int64_t to_stride)
-{
-    __m512 a[16];
-    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_ps(from + i * from_stride);
-    NAME(transpose_registers)(a);
-    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) _mm512_storeu_ps(to + i * to_stride, a[i]);
-}
-#define TRANSPOSE_BLOCK NAME(transpose_lines)
-#else
-#define TRANSPOSE_BLOCK NAME(transpose_small)
-#endif
-
-/* What whole blocks leave: to[column][row] = from[row][column]. */
-TARGET static void NAME(transpose_edges)(const float *from, int64_t from_stride, int64_t rows,
-                                         int64_t columns, float *to, int64_t to_stride)
-{
-    int64_t done_rows = rows - rows % BLOCK, done_columns = columns - columns % BLOCK;
-#if BLOCK > SMALL_BLOCK
-    if (columns - done_columns >= SMALL_BLOCK) {
-        for (int64_t r = 0; r < done_rows; r += SMALL_BLOCK)
-            NAME(transpose_small)(from + r * from_stride + done_columns, from_stride,
-                                  to + done_columns * to_stride + r, to_stride);
-        done_columns += SMALL_BLOCK;
-    }
-    if (rows - done_rows >= SMALL_BLOCK) {
-        for (int64_t c = 0; c + SMALL_BLOCK <= done_columns; c += SMALL_BLOCK)
-            NAME(transpose_small)(from + done_rows * from_stride + c, from_stride,
-                                  to + c * to_stride + done_rows, to_stride);
-        done_rows += SMALL_BLOCK;
-    }
-#endif
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = r < done_rows ? done_columns : 0; c < columns; c++)
-            to[c * to_stride + r] = from[r * from_stride + c];
-}
-
-/* Tokens are far apart, which hardware prefetchers follow badly: the next ones are asked for. */
-TARGET static void NAME(transpose_in)(const void *numbers, int64_t stride, int64_t num_tokens,
-                                      int64_t num_features, void *packed)
-{
-    const float *from = numbers;
-    float *panel = packed;
-    if (num_tokens < PANEL)
-        memset(panel, 0, num_features * PANEL * sizeof(float));
-    for (int64_t r = 0; r + BLOCK <= num_tokens; r += BLOCK)
-        for (int64_t c = 0; c + BLOCK <= num_features; c += BLOCK) {
-            if (c % 16 == 0)
-                for (int64_t i = 0; i < BLOCK; i++)
-                    __builtin_prefetch(from + (r + BLOCK + i) * stride + c, 0, 2);
-            TRANSPOSE_BLOCK(from + r * stride + c, stride, panel + c * PANEL + r, PANEL);
-        }
-    NAME(transpose_edges)(from, stride, num_tokens, num_features, panel, PANEL);
-}
-
-/* Whole rows of the output, in full lines, which are fetched before they are overwritten. */
-TARGET static void NAME(transpose_out)(void *numbers, int64_t stride, int64_t num_tokens,
-                                       int64_t num_features, const float *panel)
-{
-    float *to = numbers;
-    for (int64_t c = 0; c + BLOCK <= num_tokens; c += BLOCK)
-        for (int64_t r = 0; r + BLOCK <= num_features; r += BLOCK) {
-            if (r % 16 == 0)
-                for (int64_t i = 0; i < BLOCK; i++)
-                    __builtin_prefetch(to + (c + i) * stride + r + 32, 1, 3);
-            TRANSPOSE_BLOCK(panel + r * PANEL + c, PANEL, to + c * stride + r, stride);
-        }
-    NAME(transpose_edges)(panel, PANEL, num_features, num_tokens, to, stride);
-}
-
-/* The same four values in each group of four lanes. */
-TARGET static inline __attribute__((always_inline)) VEC NAME(repeat)(const float *p)
-{
-#if LANES == 4
-    return LOAD(p);
-#elif LANES == 8
-    return (VEC)_mm256_broadcast_ps((const __m128 *)p);
-#else
-    return (VEC)_mm512_broadcast_f32x4(_mm_loadu_ps(p));
-#endif
-}
-
-/* The product over the first `vectors` vectors of each panel row, a constant. A token's sum has the
- * same order whatever tokens are beside it. */
-TARGET static inline __attribute__((always_inline)) void
-NAME(multiply_some)(const Structure *s, const float *value, int64_t t, int64_t begin, int64_t end,
-                    const float *tile, float *result, const float *bias, Ahead *ahead,
-                    const int vectors)
-{
-    const int32_t *start = s->start + t * s->rows;
-    const uint16_t *offset = s->offset;
-    const char *base = (const char *)tile;
-    for (int64_t r = begin; r < end; r++) {
-        int32_t i = start[r], stop = start[r + 1];
-        look_ahead(ahead);
-        float *out = result + r * PANEL;
-        VEC a[VECTORS], zero = {0};
-        if (t > 0) {
-            if (i == stop)
-                continue;
-            EACH_VECTOR if (k < vectors) a[k] = LOAD(out + k * LANES);
-        } else {
-            VEC initial = zero + (bias ? bias[r] : 0.0f);
-            EACH_VECTOR a[k] = initial;
-        }
-        VEC b[VECTORS];
-        int has_two = CHAINS == 2 && i + 3 < stop;
-        if (has_two)
-            EACH_VECTOR b[k] = zero;
-        for (; i + 3 < stop; i += 4) {
-            uint64_t offsets = load_offsets(offset + i);
-            VEC values = NAME(repeat)(value + i);
-            ADD_ENTRY(a, 0)
-            ADD_ENTRY(SECOND_SUMS, 1)
-            ADD_ENTRY(a, 2)
-            ADD_ENTRY(SECOND_SUMS, 3)
-        }
-        if (has_two)
-            EACH_VECTOR if (k < vectors) a[k] += b[k];
-        if (i + 1 < stop) {
-            const float *p = PANEL_ROW(i), *q = PANEL_ROW(i + 1);
-            float v = value[i], w = value[i + 1];
-            EACH_VECTOR if (k < vectors) a[k] += v * LOAD(p + k * LANES);
-            EACH_VECTOR if (k < vectors) a[k] += w * LOAD(q + k * LANES);
-            i += 2;
-        }
-        if (i < stop) {
-            const float *p = PANEL_ROW(i);
-            float v = value[i];
-            EACH_VECTOR if (k < vectors) a[k] += v * LOAD(p + k * LANES);
-        }
-        EACH_VECTOR if (k < vectors) STORE(out + k * LANES, a[k]);
-    }
-}
-
-/* result[row] (+)= sum of value * tile[offset] over the entries of one tile, rows begin .. end, for
- * the first `count` tokens of the panel. */
-TARGET static void NAME(multiply)(const Structure *s, const void *value, int64_t t, int64_t begin,
-                                  int64_t end, const void *tile, float *result,
-                                  const float *bias, int64_t count, Ahead *ahead)
-FOR_PART(count, PANEL, 1, VECTORS, NAME(multiply_some), s, value, t, begin, end, tile, result, bias,
-         ahead)
-
-TARGET static inline __attribute__((always_inline)) VEC NAME(pair)(VEC a, VEC b)
-{
-    return SHUFFLE(a, b, 0, 1, 0, 1) + SHUFFLE(a, b, 2, 3, 2, 3);
-}
-
 #if LANES == 16
 /* Sums of eight vectors. */
-TARGET static inline __attribute__((always_inline)) __m256 NAME(sums_of_eight)(const VEC *a)
+TARGET INLINE __m256 NAME(sums_of_eight)(const VEC *a)
 {
     __m512 halves[2];
     for (int h = 0; h < 2; h++) {
@@ -1267,56 +1113,62 @@ TARGET static inline __attribute__((always_inline)) __m256 NAME(sums_of_eight)(c
 #endif
 
 /* The dot products over the first `vectors` vectors of each panel row, a constant. */
-TARGET static inline __attribute__((always_inline)) void
-NAME(dot_some)(const Structure *s, int64_t t, int64_t begin, int64_t end, const float *rows,
-               const float *tile, float *sum, const int vectors)
+TARGET INLINE void NAME(dot_some)(const Structure *s, int64_t t, int64_t begin, int64_t end,
+                                  const char *rows, const char *base, float *sum,
+                                  const int vectors)
 {
     const int32_t *start = s->start + t * s->rows;
     const uint16_t *offset = s->offset;
-    const char *base = (const char *)tile;
     for (int64_t r = begin; r < end; r++) {
         int32_t i = start[r], stop = start[r + 1];
         if (i == stop)
             continue;
-        VEC row[VECTORS];
+        FACTORS row[VECTORS];
         EACH_VECTOR if (k < vectors)
         {
-            row[k] = LOAD(rows + r * PANEL + k * LANES);
+            row[k] = (FACTORS)LOAD(rows + r * PANEL * sizeof(NUMBER) + k * VEC_BYTES);
             KEEP_IN_REGISTER(row[k]);
         }
 #if LANES == 16
-        for (; i + 4 < stop; i += 8) {
+        for (; i + (HALF ? 0 : 4) < stop; i += 8) {
             uint64_t offsets = load_offsets(offset + i), others = load_offsets(offset + i + 4);
-            const float *p[8];
+            int several = i + 4 < stop;
+            const char *p[8];
             VEC a[8];
             EACH_ENTRY
             {
-                p[n] = (const float *)(base + NTH_OFFSET(offsets, n));
-                p[n + 4] = (const float *)(base + NTH_OFFSET(others, n));
+                p[n] = base + NTH_OFFSET(offsets, n);
+                p[n + 4] = base + NTH_OFFSET(others, n);
+                a[n] = FIRST_PRODUCT(row[0], p[n]);
+                a[n + 4] = several ? (VEC)FIRST_PRODUCT(row[0], p[n + 4]) : (VEC){0};
             }
-            _Pragma("GCC unroll 8") for (int n = 0; n < 8; n++) a[n] = row[0] * LOAD(p[n]);
             _Pragma("GCC unroll 8") for (int k = 1; k < vectors; k++)
-                _Pragma("GCC unroll 8") for (int n = 0; n < 8; n++) a[n] += row[k] * LOAD(p[n] + k * LANES);
+            {
+                EACH_ENTRY a[n] = ADD_PRODUCT(a[n], row[k], p[n] + k * VEC_BYTES);
+                if (several)
+                    EACH_ENTRY a[n + 4] = ADD_PRODUCT(a[n + 4], row[k], p[n + 4] + k * VEC_BYTES);
+            }
             __m256 sums = NAME(sums_of_eight)(a);
             if (i + 8 > stop) /* the others belong to the next row */
                 sums = _mm256_and_ps(sums, _mm256_loadu_ps((const float *)(first_lanes + 8 - (stop - i))));
             _mm256_storeu_ps(sum + i, _mm256_add_ps(sums, _mm256_loadu_ps(sum + i)));
         }
 #endif
+#if !HALF
         for (; i < stop; i += 4) {
             uint64_t offsets = load_offsets(offset + i);
-            const float *p[4];
+            const char *p[4];
             VEC even[4], odd[4]; /* two chains each: one would wait for every addition */
             EACH_ENTRY
             {
-                p[n] = (const float *)(base + NTH_OFFSET(offsets, n));
+                p[n] = base + NTH_OFFSET(offsets, n);
                 even[n] = row[0] * LOAD(p[n]);
-                odd[n] = row[1] * LOAD(p[n] + LANES);
+                odd[n] = row[1] * LOAD(p[n] + VEC_BYTES);
             }
             _Pragma("GCC unroll 8") for (int k = 2; k < vectors; k += 2) EACH_ENTRY
             {
-                even[n] += row[k] * LOAD(p[n] + k * LANES);
-                odd[n] += row[k + 1] * LOAD(p[n] + (k + 1) * LANES);
+                even[n] += row[k] * LOAD(p[n] + k * VEC_BYTES);
+                odd[n] += row[k + 1] * LOAD(p[n] + (k + 1) * VEC_BYTES);
             }
             EACH_ENTRY even[n] += odd[n];
             FOUR sums = NAME(sum_of_pairs)(NAME(pair)(even[0], even[1]), NAME(pair)(even[2], even[3]));
@@ -1324,6 +1176,7 @@ NAME(dot_some)(const Structure *s, int64_t t, int64_t begin, int64_t end, const 
                 sums = (FOUR)((FOUR_MASKS)sums & *(const FOUR_MASKS *)(first_lanes + 8 - (stop - i)));
             *(FOUR *)(sum + i) += sums;
         }
+#endif
     }
 }
 
@@ -1331,18 +1184,18 @@ NAME(dot_some)(const Structure *s, int64_t t, int64_t begin, int64_t end, const 
  * the first `count` tokens of the panel. */
 TARGET static void NAME(dot)(const Structure *s, int64_t t, int64_t begin, int64_t end,
                              const void *rows, const void *tile, float *sum, int64_t count)
-FOR_PART(count, PANEL, 2, VECTORS, NAME(dot_some), s, t, begin, end, rows, tile, sum)
+FOR_PART(count, HALF ? 1 : 2, HALF ? VECTORS / 2 : VECTORS, NAME(dot_some), s, t, begin, end, rows,
+         tile, sum)
 
 /* sum[row] += the sum of its tokens. */
-TARGET static void NAME(add_sums)(const void *packed, int64_t rows, float *sum)
+TARGET static void NAME(add_sums)(const void *panel, int64_t rows, float *sum)
 {
-    const float *panel = packed;
-    for (int64_t r = 0; r < rows; r++, panel += PANEL) {
-        VEC a = LOAD(panel);
-        for (int k = 1; k < VECTORS; k++)
-            a += LOAD(panel + k * LANES);
-        a = NAME(pair)(a, a);
-        sum[r] += NAME(sum_of_pairs)(a, a)[0];
+    const char *line = panel;
+    for (int64_t r = 0; r < rows; r++) {
+        VEC a = {0};
+        for (size_t k = 0; k < PANEL * sizeof(NUMBER) / VEC_BYTES; k++, line += VEC_BYTES)
+            a = ADD_LINE(a, line);
+        sum[r] += TOTAL(a);
     }
 }
 
@@ -1361,10 +1214,9 @@ TARGET static void NAME(hash)(const uint8_t *bytes, int64_t size, uint64_t *hash
 }
 
 static const Kernels NAME(kernels) = {
-    LANES, PANEL, PANEL * sizeof(float), 0, NAME(transpose_in), NAME(transpose_out),
-    NAME(multiply), NAME(dot), NAME(add_sums), NAME(hash)};
+    LANES, PANEL, PANEL * sizeof(NUMBER), HALF, NAME(transpose_in),
+    NAME(transpose_out), NAME(multiply), NAME(dot), NAME(add_sums), NAME(hash)};
 
 #undef SUFFIX
-#undef TRANSPOSE_BLOCK
 
 #endif

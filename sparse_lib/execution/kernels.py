@@ -253,6 +253,8 @@ class Structure:
         pointers = (self._start.data_ptr(), self._offset.data_ptr(), self._position.data_ptr())
         sizes = (self.rows, self.columns, self.tile, self.lanes, self.transposed)
         self._as_c = _CStructure(*sizes, *pointers)
+        if transposed:
+            mask = mask.T.contiguous()
         library().build(self._as_c, mask.data_ptr())
         self.is_packed = False
 
