@@ -12,7 +12,7 @@ from torch.nn.utils import prune
 import sparse_lib as sl
 from sparse_lib import checkpoint
 from sparse_lib.masks.makers import make_mask_topk_sparsity
-from tests.sparse_lib.algorithm_cases import driven, fit, same
+from tests.cases import driven, fit, same
 
 INPUTS = (torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8),)
 

@@ -11,7 +11,7 @@ from torch.nn.utils import prune
 
 import sparse_lib as sl
 from sparse_lib.checkpoint import check_agrees, export_safetensors, read_safetensors, split_state
-from tests.sparse_lib.algorithm_cases import same
+from tests.cases import same
 
 LAYOUTS = ("dense", "masks", "nan", "bitmask")
 

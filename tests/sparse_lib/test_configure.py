@@ -9,7 +9,7 @@ from torch import nn
 
 import sparse_lib as sl
 from sparse_lib.checks import SettingError
-from tests.sparse_lib.algorithm_cases import assert_enforced, driven, make_model, train
+from tests.cases import assert_enforced, driven, make_model, train
 
 
 def net():

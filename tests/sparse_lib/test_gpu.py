@@ -11,7 +11,7 @@ import torch
 import sparse_lib as sl
 from sparse_lib.conformance import Case, expect_enforced, make_model
 from sparse_lib.core.registry import algorithm_classes
-from tests.sparse_lib.algorithm_cases import ALGORITHMS, driven
+from tests.cases import ALGORITHMS, driven
 
 #: On a GPU, and with all masks made together, as one makes them.
 WAYS = ["together", *(["cuda"] if torch.cuda.is_available() else [])]

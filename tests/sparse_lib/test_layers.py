@@ -7,7 +7,7 @@ from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 
 import sparse_lib as sl
 from sparse_lib.layers import Layout, default_filter, describe, fans
-from tests.sparse_lib.algorithm_cases import driven
+from tests.cases import driven
 from tests.sparse_lib.tiny_models import gpt2, llama, resnet
 
 

@@ -15,8 +15,8 @@ from sparse_lib.execution import kernels
 from sparse_lib.execution.backend import compile
 from sparse_lib.flops.ledger import Ledger
 from sparse_lib.flops.model import count
+from tests.cases import driven, fit
 from tests.sparse_lib import tiny_models
-from tests.sparse_lib.algorithm_cases import driven, fit
 from tests.sparse_lib.execution.test_backend import (
     LAYERS,
     TOLERANCE,

@@ -7,8 +7,8 @@ from torch import nn
 import sparse_lib as sl
 from sparse_lib.core.unreached import unreached
 from sparse_lib.flops.model import count
+from tests.cases import driven
 from tests.sparse_lib import tiny_models
-from tests.sparse_lib.algorithm_cases import driven
 
 
 class Tiny(nn.Module):

@@ -9,15 +9,7 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
-from tests.sparse_lib.algorithm_cases import (
-    assert_equal,
-    driven,
-    fit,
-    make_model,
-    row,
-    snapshot,
-    train,
-)
+from tests.cases import assert_equal, driven, fit, make_model, row, snapshot, train
 
 WEIGHTS = 0.0, 3.0, -1.0, 0.0, 2.0, -4.0, 0.0, 0.0
 GRADIENT = torch.tensor([[5.0, 9.0, 8.0, -7.0, 0.0, 0.0, 6.0, math.nan]])

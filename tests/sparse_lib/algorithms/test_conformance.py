@@ -7,7 +7,7 @@ from sparse_lib import DynamicSparsityAlgorithm, conformance
 from sparse_lib.conformance import CHECKS, Case, NotConforming, check_algorithm
 from sparse_lib.core.registry import algorithm_classes
 from sparse_lib.masks import make_mask_topk_sparsity
-from tests.sparse_lib.algorithm_cases import ALGORITHMS, SCHEDULES
+from tests.cases import ALGORITHMS, SCHEDULES
 
 #: These set no target, or lag behind one.
 WITHOUT_TARGET = ("rolling", "static", "byhand")

@@ -5,7 +5,7 @@ import torch
 
 import sparse_lib as sl
 from sparse_lib.algorithms.snfs import SNFS, allot
-from tests.sparse_lib.algorithm_cases import assert_enforced, driven, row
+from tests.cases import assert_enforced, driven, row
 
 
 def keep(*columns: int):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
-from tests.sparse_lib.algorithm_cases import driven
+from tests.cases import driven
 
 LR, MOMENTUM, DECAY = 0.1, 0.9, 0.01
 FREQ, STOP, NUM_STEPS = 3, 17, 21

@@ -6,7 +6,7 @@ from torch import nn
 
 from sparse_lib.compat import cstorch
 from sparse_lib.configure import configure
-from tests.sparse_lib.algorithm_cases import assert_enforced, fit, make_model
+from tests.cases import assert_enforced, fit, make_model
 
 
 class TwoLayers(nn.Module):

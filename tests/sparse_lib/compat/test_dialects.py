@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
-from tests.sparse_lib.algorithm_cases import make_model
+from tests.cases import make_model
 
 
 class FcLayers(nn.Module):

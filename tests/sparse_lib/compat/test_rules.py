@@ -12,7 +12,7 @@ import sparse_lib as sl
 from sparse_lib.compat.rules import CSTORCH
 from sparse_lib.masks.makers import make_masks_global_topk
 from sparse_lib.rules import EXACT, Rules, rules_of
-from tests.sparse_lib.algorithm_cases import driven, make_model, train
+from tests.cases import driven, make_model, train
 
 ALL = sl.GMP, sl.SET, sl.RigL, sl.GraNet
 

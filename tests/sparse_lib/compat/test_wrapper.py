@@ -14,14 +14,7 @@ from sparse_lib.compat.optimizers import (
 )
 from sparse_lib.compat.wrapper import configure_sparsity_optimizer, configure_sparsity_wrapper
 from sparse_lib.schedules import make_hyperparameter_schedule
-from tests.sparse_lib.algorithm_cases import (
-    assert_enforced,
-    assert_equal,
-    driven,
-    make_model,
-    snapshot,
-    train,
-)
+from tests.cases import assert_enforced, assert_equal, driven, make_model, snapshot, train
 
 
 @pytest.mark.parametrize("name", ["static", "gmp", "set", "rigl"])

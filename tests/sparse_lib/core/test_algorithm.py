@@ -8,14 +8,7 @@ from torch import nn
 
 import sparse_lib as sl
 from sparse_lib.schedules import Constant
-from tests.sparse_lib.algorithm_cases import (
-    assert_enforced,
-    assert_equal,
-    driven,
-    make_model,
-    snapshot,
-    train,
-)
+from tests.cases import assert_enforced, assert_equal, driven, make_model, snapshot, train
 
 
 def applied(algorithm):

@@ -9,7 +9,7 @@ from torch import nn
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.algorithms.srste import SRSTE
 from sparse_lib.masks.makers import make_mask_topk_sparsity
-from tests.sparse_lib.algorithm_cases import (
+from tests.cases import (
     ALGORITHMS,
     assert_enforced,
     assert_equal,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
-from tests.sparse_lib.algorithm_cases import ALGORITHMS, driven, loss_of, make, make_model, same
+from tests.cases import ALGORITHMS, driven, loss_of, make, make_model, same
 
 OPTIMIZERS = {"AdamW": {}, "SGD": {"momentum": 0.9, "weight_decay": 0.1}}
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
-from tests.sparse_lib.algorithm_cases import driven, fit
+from tests.cases import driven, fit
 
 #: A signed table as bitsandbytes has it: code 0 is the most negative value, zero stands at 127.
 TABLE = torch.linspace(-1, 1, 256).index_fill(0, torch.tensor([127]), 0.0)

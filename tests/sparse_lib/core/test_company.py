@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
-from tests.sparse_lib.algorithm_cases import assert_equal, driven
-from tests.sparse_lib.algorithm_cases import snapshot as state
+from tests.cases import assert_equal, driven
+from tests.cases import snapshot as state
 
 ALGORITHMS = {
     "gmp": lambda: sl.GMP(sl.schedules.Linear(0.2, 0.05), update=1, seed=0),

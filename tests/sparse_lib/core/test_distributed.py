@@ -18,7 +18,7 @@ from sparse_lib.core import distributed
 from sparse_lib.core.optimizers import states_like
 from sparse_lib.masks import shards
 from tests import ranks
-from tests.sparse_lib.algorithm_cases import ByHand, driven
+from tests.cases import ByHand, driven
 
 NUM_STEPS, FREQ = 4, 2
 RISING = {"type": "linear", "init": 0.5, "slope": 0.05}

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
-from tests.sparse_lib.algorithm_cases import ALGORITHMS, driven, fit, make
+from tests.cases import ALGORITHMS, driven, fit, make
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")

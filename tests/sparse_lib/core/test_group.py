@@ -9,13 +9,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 import sparse_lib as sl
-from tests.sparse_lib.algorithm_cases import (
-    assert_equal,
-    driven,
-    make_model,
-    snapshot,
-    train,
-)
+from tests.cases import assert_equal, driven, make_model, snapshot, train
 from tests.sparse_lib.tiny_models import gpt2
 
 

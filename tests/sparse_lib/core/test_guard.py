@@ -9,7 +9,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 import sparse_lib as sl
-from tests.sparse_lib.algorithm_cases import (
+from tests.cases import (
     ALGORITHMS,
     assert_enforced,
     assert_equal,

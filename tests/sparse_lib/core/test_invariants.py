@@ -15,15 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparse_lib as sl
-from tests.sparse_lib.algorithm_cases import (
-    ALGORITHMS,
-    OPTIMIZERS,
-    SCHEDULES,
-    driven,
-    make,
-    make_model,
-    train,
-)
+from tests.cases import ALGORITHMS, OPTIMIZERS, SCHEDULES, driven, make, make_model, train
 
 STARTS = {("Adagrad", "sum"): 0.1, ("Rprop", "step_size"): 0.01}
 MASKING = [n for n in ALGORITHMS if (a := make(n)).masks_gradients and a.masks_states]

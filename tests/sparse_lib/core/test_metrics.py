@@ -8,7 +8,7 @@ from torch import nn
 
 import sparse_lib as sl
 from sparse_lib.core.metrics import MaskHistory
-from tests.sparse_lib.algorithm_cases import driven, make_model, train
+from tests.cases import driven, make_model, train
 
 
 @pytest.mark.parametrize("shape", [(50,), (6, 7), (3, 4, 2, 2)])

@@ -8,7 +8,7 @@ from torch import nn
 
 import sparse_lib as sl
 from sparse_lib.core.registry import algorithm_classes
-from tests.sparse_lib.algorithm_cases import driven, fit
+from tests.cases import driven, fit
 
 
 def trained(algorithm, steps=2):

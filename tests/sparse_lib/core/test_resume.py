@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sparse_lib as sl
-from tests.sparse_lib.algorithm_cases import (
+from tests.cases import (
     ALGORITHMS,
     OPTIMIZERS,
     SCHEDULES,

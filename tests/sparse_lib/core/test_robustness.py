@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
-from tests.sparse_lib.algorithm_cases import driven, fit
+from tests.cases import driven, fit
 
 
 def trained(model, optimizer, steps, inputs=None):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
-from tests.sparse_lib.algorithm_cases import driven, fit, same
+from tests.cases import driven, fit, same
 
 RISING = {"type": "linear", "init": 0.5, "slope": 0.01}
 

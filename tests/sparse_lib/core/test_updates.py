@@ -9,7 +9,7 @@ from torch import nn
 
 import sparse_lib as sl
 from sparse_lib.masks.counts import num_true
-from tests.sparse_lib.algorithm_cases import driven, fit, same
+from tests.cases import driven, fit, same
 
 GROWING = {"rigl": sl.RigL, "granet": sl.GraNet, "srigl": sl.SRigL, "snfs": sl.SNFS}
 
@@ -254,8 +254,7 @@ def test_what_a_wrapper_writes_after_the_step_is_masked():
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [*((name, {}) for name in GROWING), ("granet", {"pruning": "global"})],
+    ("name", "options"), [*((name, {}) for name in GROWING), ("granet", {"pruning": "global"})]
 )
 def test_gradients_that_are_nan_shrink_no_mask(name, options):
     algorithm = GROWING[name](0.75, update=1, drop_fraction=0.5, seed=0, **options)

@@ -10,8 +10,8 @@ from torch import nn
 import sparse_lib as sl
 from sparse_lib.execution import kernels
 from sparse_lib.execution.backend import backend, compile
+from tests.cases import driven
 from tests.sparse_lib import tiny_models
-from tests.sparse_lib.algorithm_cases import driven
 from tests.sparse_lib.execution.test_backend import (
     LAYERS,
     TOLERANCE,

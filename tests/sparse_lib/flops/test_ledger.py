@@ -13,8 +13,8 @@ from sparse_lib.execution.backend import backend, compile
 from sparse_lib.flops.formulas import FORMULAS
 from sparse_lib.flops.ledger import Ledger
 from sparse_lib.flops.model import count
+from tests.cases import driven
 from tests.sparse_lib import tiny_models
-from tests.sparse_lib.algorithm_cases import driven
 
 B, T = 3, 16
 MODELS = {

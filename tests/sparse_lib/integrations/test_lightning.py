@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 import sparse_lib as sl
 from sparse_lib.integrations.lightning import SparsityCallback
-from tests.sparse_lib.algorithm_cases import assert_equal
+from tests.cases import assert_equal
 
 RIGL = {"algorithm": "rigl", "sparsity": 0.75, "update": 2, "drop_fraction": 0.5, "seed": 1}
 QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}

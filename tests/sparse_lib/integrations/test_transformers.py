@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, Trainer, Traine
 
 import sparse_lib as sl
 from sparse_lib.integrations.transformers import SparsityCallback, from_pretrained
+from tests.cases import assert_equal as assert_same
+from tests.cases import same, snapshot
 from tests.sparse_lib import tiny_models
-from tests.sparse_lib.algorithm_cases import assert_equal as assert_same
-from tests.sparse_lib.algorithm_cases import same, snapshot
 
 RIGL = {"algorithm": "rigl", "sparsity": 0.75, "update": 2, "drop_fraction": 0.5, "seed": 1}
 

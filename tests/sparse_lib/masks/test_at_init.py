@@ -7,7 +7,7 @@ import torch
 
 import sparse_lib as sl
 from sparse_lib.masks import at_init
-from tests.sparse_lib.algorithm_cases import row
+from tests.cases import row
 
 
 def quadratic(layer, hessian, linear):

@@ -4,11 +4,7 @@ import statistics
 import pytest
 import torch
 
-from experiments.evaluation.lm.perplexity import (
-    corpus_losses,
-    document_losses,
-    windows,
-)
+from experiments.evaluation.lm.perplexity import corpus_losses, document_losses, windows
 from experiments.evaluation.metrics import rows
 from experiments.evaluation.outputs import ratio
 from experiments.evaluation.suite import Perplexity
