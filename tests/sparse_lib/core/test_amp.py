@@ -136,18 +136,3 @@ def test_the_dense_gradient_is_that_of_the_loss_and_clipped_as_it_was(cls, bound
     scaler.step(optim)
     torch.testing.assert_close(algorithm.seen[0], expected)
     assert algorithm.seen[0][~model.weight_mask].any()
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_bfloat16_autocast(name):
-    model, optim = start(algorithm := make(name), "AdamW")
-    for step in range(5):
-        optim.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            assert model(torch.ones(1, 12)).dtype == torch.bfloat16
-            loss = loss_of(model, step)
-        loss.backward()
-        optim.step()
-        assert_enforced(algorithm, optim)
-        assert all(p.dtype == torch.float32 and p.isfinite().all() for p in model.parameters())
-    assert algorithm.step == 5

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from sparse_lib.core import distributed
 from sparse_lib.core.optimizers import states_like
 from sparse_lib.masks import shards
 from tests import ranks
-from tests.cases import ByHand, driven
+from tests.cases import ByHand, driven, same
 
 NUM_STEPS, FREQ = 4, 2
 RISING = {"type": "linear", "init": 0.5, "slope": 0.05}
@@ -44,26 +45,33 @@ def make_model(num_outputs=10):
     return model
 
 
+def shares(step, num_micro, rank, world_size):
+    """A rank's parts of the micro-batches of a step; without a rank all of them."""
+    for micro in range(num_micro):
+        source = torch.Generator().manual_seed(10 * step + micro)
+        whole = torch.randn(8, 10, generator=source).double()
+        yield whole if rank is None else whole.chunk(world_size)[rank]
+
+
 def train(case, rank, world_size, no_sync=False):
-    """Two micro-batches per step, each split over the ranks."""
-    torch.manual_seed(10 + rank)  # ranks draw differently; DDP and we must not mind
+    """Masks and weights after training on two micro-batches per step."""
+    torch.manual_seed(10 + (rank or 0))  # ranks draw differently; DDP and we must not mind
     model, algorithm = make_model(), CASES[case]()
     algorithm.apply(model)
-    parallel = DistributedDataParallel(model) if world_size > 1 else model
+    parallel = model if rank is None else DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     algorithm.apply(optimizer)
     for step in range(NUM_STEPS):
         optimizer.zero_grad()
-        for micro in range(1 if case.startswith("one ") else 2):
-            source = torch.Generator().manual_seed(10 * step + micro)
-            share = torch.randn(8, 10, generator=source).double().chunk(world_size)[rank]
-            alone = no_sync and world_size > 1 and micro == 0
+        for micro, share in enumerate(shares(step, 2, rank, world_size)):
+            alone = no_sync and rank is not None and micro == 0
             with parallel.no_sync() if alone else contextlib.nullcontext():
                 (parallel(share).sin().pow(2).mean() / 2).backward()
         optimizer.step()
         for sparse in algorithm.sparse_params.values():
             assert not sparse.param.detach()[~sparse.mask].any()
-    return model.state_dict()
+    state = model.state_dict()
+    return {n: v for n, v in state.items() if n.endswith("_mask")}, state
 
 
 class Branches(nn.Module):
@@ -86,7 +94,7 @@ UNUSED = {
 
 
 def train_unused(case, rank, world_size):
-    """Masks after two updates; one rank alone has the samples of all of ``world_size``."""
+    """Masks after two updates; one process alone has the samples of all ranks."""
     torch.manual_seed(3)
     model, algorithm = Branches().double(), UNUSED[case]()
     optimizer = driven(algorithm, model, torch.optim.SGD, 0.05)
@@ -99,7 +107,7 @@ def train_unused(case, rank, world_size):
             loss = call(inputs, own != 1).pow(2).mean()
             (loss / world_size if rank is None else loss).backward()
         optimizer.step()
-    return {name: sparse.mask for name, sparse in algorithm.sparse_params.items()}
+    return {name: sparse.mask for name, sparse in algorithm.sparse_params.items()}, {}
 
 
 def check_that_whole_decisions_refuse_shards(world_size):
@@ -172,15 +180,15 @@ def mask_digest(algorithm):
     return digest.hexdigest()
 
 
-def train_sharded(case, world_size, rank, num_steps, num_outputs=10):
+def train_sharded(case, rank, world_size, num_steps=NUM_STEPS, num_outputs=10):
     """Two micro-batches per step, clipped; masks by hash after every step, and what was measured.
 
     Cases named "one ..." have one backward pass, and layers sharded in two groups. One rank alone
     trains the plain model.
     """
-    torch.manual_seed(10 + rank)
+    torch.manual_seed(10 + (rank or 0))
     model, algorithm = make_model(num_outputs), SHARDED[case]()
-    if world_size > 1:
+    if rank is not None:
         mesh = init_device_mesh("cpu", (world_size,))
         if case.startswith("one "):
             fully_shard(model[0], mesh=mesh)
@@ -189,9 +197,7 @@ def train_sharded(case, world_size, rank, num_steps, num_outputs=10):
     digests = [mask_digest(algorithm)]
     for step in range(num_steps):
         optimizer.zero_grad(set_to_none=step % 2 == 0)
-        for micro in range(1 if case.startswith("one ") else 2):
-            source = torch.Generator().manual_seed(10 * step + micro)
-            share = torch.randn(8, 10, generator=source).double().chunk(world_size)[rank]
+        for share in shares(step, 1 if case.startswith("one ") else 2, rank, world_size):
             (model(share).sin().pow(2).mean() / 2).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.01)
         optimizer.step()
@@ -205,7 +211,7 @@ def train_sharded(case, world_size, rank, num_steps, num_outputs=10):
                 assert not shards.local(tensor.detach())[~kept].any(), (case, sparse.name)
     measured = algorithm.metrics()
     state = {name: shards.whole(value) for name, value in model.state_dict().items()}
-    return {"masks": digests, "measured": measured, "state": state}
+    return [digests, measured], state if num_outputs > 1 else {}
 
 
 def check_that_sharding_is_checked(world_size):
@@ -246,66 +252,44 @@ def check_that_a_sharded_state_resumes(world_size):
     assert all(s["history"]["flags"].shape == flags[n].shape for n, s in state["params"].items())
 
 
+#: Functions of rank, or None for one process alone, and number of ranks: what is equal, and near.
+JOBS = {
+    **{f"split {case}": partial(train, case) for case in CASES},
+    "split without sync": partial(train, "rigl", no_sync=True),
+    **{f"sharded {case}": partial(train_sharded, case) for case in SHARDED},
+    **{
+        f"one row of {case}": partial(train_sharded, case, num_steps=2, num_outputs=1)
+        for case in WITHOUT_ROWS
+    },
+    **{f"unused {case}": partial(train_unused, case) for case in UNUSED},
+}
+
+
 def worker(rank, world_size, folder):
     torch.set_num_threads(1)
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size)
-    for case in CASES:
-        torch.save(train(case, rank, world_size), f"{folder}/{case}-{rank}.pt")
-    torch.save(train("rigl", rank, world_size, no_sync=True), f"{folder}/no_sync-{rank}.pt")
+    for name, job in JOBS.items():
+        torch.save(job(rank, world_size), f"{folder}/{name}-{rank}.pt")
     check_that_seeds_are_shared(rank)
     check_that_masks_are_compared(rank)
-    for case in SHARDED:
-        found = train_sharded(case, world_size, rank, NUM_STEPS)
-        torch.save(found, f"{folder}/sharded-{case}-{rank}.pt")
-    for case in WITHOUT_ROWS:
-        found = train_sharded(case, world_size, rank, 2, num_outputs=1)
-        torch.save(found, f"{folder}/one-row-{case}-{rank}.pt")
-    for case in UNUSED:
-        torch.save(train_unused(case, rank, world_size), f"{folder}/unused-{case}-{rank}.pt")
     check_that_whole_decisions_refuse_shards(world_size)
     check_that_sharding_is_checked(world_size)
     check_that_a_sharded_state_resumes(world_size)
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module")
-def alone():
-    return {case: train(case, 0, 1) for case in CASES}
-
-
 @pytest.mark.slow
 # Four ranks share few cores; `make soak` tries them.
 @pytest.mark.parametrize("world_size", [2, 4] if "SOAK" in os.environ else [2])
-def test_ranks_equal_one_process(world_size, alone, tmp_path):
+def test_ranks_equal_one_process(world_size, tmp_path):
     ranks.run(worker, world_size, str(tmp_path))
-    for case in (*CASES, "no_sync"):
-        states = [torch.load(tmp_path / f"{case}-{rank}.pt") for rank in range(world_size)]
-        expected = alone["rigl" if case == "no_sync" else case]
-        for name, truth in expected.items():
-            for state in states[1:]:
-                assert torch.equal(state[name], states[0][name]), (case, name)
-            if name.endswith("_mask"):
-                assert torch.equal(states[0][name], truth), (case, name)
-            else:
-                torch.testing.assert_close(states[0][name], truth, rtol=1e-9, atol=1e-12)
-    for case in SHARDED:
-        truth = train_sharded(case, 1, 0, NUM_STEPS)
-        for rank in range(world_size):
-            found = torch.load(tmp_path / f"sharded-{case}-{rank}.pt")
-            assert found["masks"] == truth["masks"], (case, rank)
-            assert found["measured"] == truth["measured"], (case, rank)
-            torch.testing.assert_close(found["state"], truth["state"], rtol=1e-5, atol=1e-6)
-    for case in WITHOUT_ROWS:
-        truth = train_sharded(case, 1, 0, 2, num_outputs=1)
-        for rank in range(world_size):
-            found = torch.load(tmp_path / f"one-row-{case}-{rank}.pt")
-            assert found["masks"] == truth["masks"], (case, rank)
-    for case in UNUSED:
-        truth = train_unused(case, None, world_size)
-        for rank in range(world_size):
-            found = torch.load(tmp_path / f"unused-{case}-{rank}.pt")
-            assert all(torch.equal(found[name], mask) for name, mask in truth.items()), case
+    for name, job in JOBS.items():
+        exact, near = job(None, world_size)
+        found = [torch.load(tmp_path / f"{name}-{rank}.pt") for rank in range(world_size)]
+        assert same(found[0][0], exact) and all(same(found[0], other) for other in found), name
+        close = {"rtol": 1e-9, "atol": 1e-12} if "split" in name else {"rtol": 1e-5, "atol": 1e-6}
+        torch.testing.assert_close(found[0][1], near, **close, msg=name)
 
 
 def test_checksums_tell_masks_apart():

@@ -133,17 +133,6 @@ def test_lbfgs_forgets_its_curvature_when_masks_change_and_only_then():
     assert iterations[1] > iterations[0] > 0 and iterations[2] == 0 and iterations[3] > 0
 
 
-def test_muon_orthogonalises_and_stays_masked():
-    model = nn.Sequential(nn.Linear(12, 16, bias=False), nn.Tanh(), nn.Linear(16, 6, bias=False))
-    algorithm = make("rigl")
-    optim = driven(algorithm, model, torch.optim.Muon, 0.01)
-    for _ in range(5):
-        optim.zero_grad()
-        model(torch.randn(4, 12)).pow(2).sum().backward()
-        optim.step()
-        check(algorithm, optim)
-
-
 def test_an_update_that_fails_leaves_no_weight_unmasked():
     class Fails(sl.SparsityAlgorithm):
         def update(self):

@@ -207,6 +207,11 @@ def test_bad_specs_are_explained(spec, error, message):
 # Update schedules
 
 
+class Odd(UpdateSchedule):
+    def is_update_step(self, step):
+        return step % 2 == 1
+
+
 @pytest.mark.parametrize(
     ("spec", "cls", "steps"),
     [
@@ -219,6 +224,7 @@ def test_bad_specs_are_explained(spec, error, message):
         ({"steps": [7, 2, 2]}, ListSchedule, [2, 7]),
         ([7, 2], ListSchedule, [2, 7]),
         (lambda step: step in (3, 4), CallableSchedule, [3, 4]),
+        (Odd(), Odd, [1, 3, 5, 7, 9, 11]),
     ],
 )
 def test_update_schedules(spec, cls, steps):
@@ -226,14 +232,6 @@ def test_update_schedules(spec, cls, steps):
     assert type(schedule) is cls and make_update_schedule(schedule) is schedule
     assert [step for step in range(12) if schedule.is_update_step(step)] == steps
     assert [step for step in range(12) if schedule(step)] == steps
-
-
-def test_a_users_update_schedule():
-    class Odd(UpdateSchedule):
-        def is_update_step(self, step):
-            return step % 2 == 1
-
-    assert make_update_schedule(odd := Odd()) is odd and odd(3)
 
 
 @pytest.mark.parametrize(
