@@ -7,14 +7,13 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from filelock import FileLock
 from safetensors.torch import load_file
 
 from experiments.specs.run import RunSpec
-from experiments.tasks import epoch_order, lm, warmup_cosine
+from experiments.tasks import lm, warmup_cosine
 from experiments.training import loop as training
 from experiments.training.process import Interrupted
 from experiments.training.state import Saved
@@ -144,13 +143,6 @@ def test_methods_see_the_same_tokens_in_the_same_order(corpus, tmp_path):
     a, b = (training.Trainer(spec, data_dir=corpus).task for spec in (full, short_spec("static")))
     for step in range(30):
         assert torch.equal(a.batch(step), torch.cat([b.batch(2 * step), b.batch(2 * step + 1)]))
-
-
-def test_an_epoch_visits_each_window_once():
-    order = epoch_order(93, seed=1, epoch=0)
-    assert sorted(order) == list(range(93))
-    assert not np.array_equal(order, epoch_order(93, seed=1, epoch=1))
-    assert not np.array_equal(order, epoch_order(93, seed=2, epoch=0))
 
 
 def test_learning_rate_at_its_edges():
