@@ -219,26 +219,29 @@ def test_what_n_m_does_not_divide_stays_dense_on_request():
         shaped(remainder="drop")
 
 
-def test_directions_of_weight_norm_have_the_layout_of_their_layer():
-    layer = nn.utils.parametrizations.weight_norm(nn.ConvTranspose1d(8, 4, 2), dim=1)
-    model = nn.Sequential(layer)
-    sl.configure({"sparsity": 0.5, "init_method": "topk", "score_shaper": "2:4"}).apply(model)
-    mask = layer.parametrizations.weight.original1_mask
-    assert (mask.movedim(0, -1).reshape(-1, 4).sum(1) == 2).all()
-
-
-def test_a_head_says_where_the_inputs_of_a_tied_embedding_are():
+def embedding_tied_to_a_head():
     model = nn.ModuleDict({"tokens": nn.Embedding(12, 16), "head": nn.Linear(16, 12)})
     model["head"].weight = model["tokens"].weight
-    config = {"sparsity": 0.5, "init_method": "topk", "score_shaper": "2:4", "param_filter": "t*"}
-    sl.configure(config).apply(model)
-    assert (model["tokens"].weight_mask.reshape(-1, 4).sum(1) == 2).all()
+    return model
 
 
-def test_a_subclass_of_conv1d_is_one():
-    layer = type("Scaled", (Conv1D,), {})(8, 16)
-    sl.configure({"sparsity": 0.5, "init_method": "topk", "score_shaper": "2:4"}).apply(layer)
-    assert (layer.weight_mask.T.reshape(-1, 4).sum(1) == 2).all()
+def direction_of_weight_norm():
+    return nn.utils.parametrizations.weight_norm(nn.ConvTranspose1d(8, 4, 2), dim=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "inputs"),
+    [
+        (direction_of_weight_norm, "parametrizations.weight.original1", 0),
+        (embedding_tied_to_a_head, "tokens.weight", 1),
+        (lambda: type("Scaled", (Conv1D,), {})(8, 16), "weight", 0),
+    ],
+)
+def test_the_inputs_of_a_weight_are_those_of_the_layer_that_reads_it(make, name, inputs):
+    config = {"sparsity": 0.5, "init_method": "topk", "score_shaper": "2:4"}
+    sl.configure(config | {"param_filter": name}).apply(model := make())
+    mask = model.get_buffer(f"{name}_mask")
+    assert (mask.movedim(inputs, -1).reshape(-1, 4).sum(1) == 2).all()
 
 
 def test_routers_depthwise_convolutions_and_bilinear_layers_are_dense_by_default():

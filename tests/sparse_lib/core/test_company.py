@@ -46,9 +46,6 @@ def is_masked(model):
     )
 
 
-# Optimizers
-
-
 def test_an_optimizer_that_lacks_sparse_parameters_is_warned_of_and_computes_with_masks():
     model, algorithm = network(), sl.SET(0.5, update=1, seed=0)
     algorithm.apply(model)
@@ -97,9 +94,6 @@ def test_accelerate_trains_as_torch_does(make, prepared_first):
     assert not algorithm.drives_optimizer
 
 
-# Modules
-
-
 def by_a_new_module(model):
     model[2] = nn.Linear(16, 8)
 
@@ -142,9 +136,6 @@ def test_what_was_replaced_is_refused_until_sparsity_is_applied_again(replaced, 
     train(model, optimizer)
     assert is_masked(model) and not model[name].weight_mask.all()
     assert not torch.equal(model[name].weight_mask, before)
-
-
-# Copies
 
 
 @pytest.mark.parametrize("make", ALGORITHMS.values(), ids=ALGORITHMS)
@@ -233,9 +224,6 @@ def test_frozen_weights_that_lose_values_are_told_while_others_train(init_method
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sl.Static(0.5).apply(whole)
-
-
-# Other programs that run or read the model
 
 
 @pytest.mark.parametrize(

@@ -34,20 +34,26 @@ def random_mask(rows, columns, sparsity):
 
 
 def run_both(mask, weight, source, gradient, bias, lanes, inputs_first=False, tile=None):
-    """Output and the two gradients; weight and mask are stored as `inputs_first` says."""
+    """Output and the gradients of source, weight and bias.
+
+    Weight and mask are stored as `inputs_first` says, the output beside numbers that must stay.
+    """
     stored_weight = weight.T.contiguous() if inputs_first else weight
     stored_mask = mask.T.contiguous() if inputs_first else mask
     options = {"lanes": lanes, "tile": tile}
     forward = Structure(stored_mask, transposed=inputs_first, **options)
     backward = Structure(stored_mask, transposed=not inputs_first, **options)
-    target = torch.full((source.shape[0], mask.shape[0]), torch.nan)
-    source_gradient = torch.full(source.shape, torch.nan)
+    wide = torch.full((source.shape[0], mask.shape[0] + 3), torch.nan, dtype=source.dtype)
+    target, source_gradient = wide[:, : mask.shape[0]], torch.full_like(source, torch.nan)
+    bias_gradient = torch.full((mask.shape[0],), torch.nan)
     forward.multiply(stored_weight, rows_view(source), rows_view(target), bias)
     weight_gradient = gradients(
         forward, backward, stored_weight, rows_view(source), rows_view(gradient),
-        rows_view(source_gradient),
+        rows_view(source_gradient), bias_gradient,
     )  # fmt: skip
-    return target, source_gradient, weight_gradient.T if inputs_first else weight_gradient
+    assert wide[:, mask.shape[0] :].isnan().all() and weight_gradient.dtype is weight.dtype
+    weight_gradient = weight_gradient.T if inputs_first else weight_gradient
+    return target, source_gradient, weight_gradient, bias_gradient
 
 
 STORED = list(itertools.product((0.0, 0.5, 0.95, 1.0), (False, True)))
@@ -69,6 +75,7 @@ def test_products_equal_masked_dense(shape, lanes):
             source.double() @ masked.T + bias,
             gradient.double() @ masked,
             (gradient.double().T @ source.double()) * mask,
+            gradient.double().sum(0),
         )
         for result, truth in zip(results, expected, strict=True):
             assert relative_error(result, truth) < TOLERANCE, (sparsity, inputs_first)
@@ -153,21 +160,10 @@ def check_rounding(tokens, inputs, outputs, lanes, weight_type, sparsity, inputs
     weight = torch.randn(outputs, inputs).bfloat16().to(weight_type)
     weight[~mask] = torch.nan
     source, gradient = (torch.randn(tokens, n).bfloat16() for n in (inputs, outputs))
-    bias, bias_gradient = torch.randn(outputs), torch.full((outputs,), torch.nan)
-    stored, stored_mask = (
-        (weight.T.contiguous(), mask.T.contiguous()) if inputs_first else (weight, mask)
+    bias = torch.randn(outputs)
+    target, source_gradient, weight_gradient, bias_gradient = run_both(
+        mask, weight, source, gradient, bias, lanes, inputs_first
     )
-    forward = Structure(stored_mask, transposed=inputs_first, lanes=lanes)
-    backward = Structure(stored_mask, transposed=not inputs_first, lanes=lanes)
-    wide = torch.full((tokens, outputs + 3), torch.nan, dtype=torch.bfloat16)
-    target, source_gradient = wide[:, :outputs], torch.full_like(source, torch.nan)
-    forward.multiply(stored, rows_view(source), rows_view(target), bias)
-    weight_gradient = gradients(
-        forward, backward, stored, rows_view(source), rows_view(gradient),
-        rows_view(source_gradient), bias_gradient,
-    )  # fmt: skip
-    assert wide[:, outputs:].isnan().all() and weight_gradient.dtype is weight_type
-    weight_gradient = weight_gradient.T if inputs_first else weight_gradient
     exact = weight.double().where(mask, 0.0)
     assert_rounded_once(target, source.double() @ exact.T + bias)
     assert_rounded_once(source_gradient, gradient.double() @ exact)

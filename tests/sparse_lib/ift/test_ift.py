@@ -49,9 +49,6 @@ def transform(model, *args, **kwargs):
     return ift.transform(model, *args, **kwargs)
 
 
-# Closed forms
-
-
 @given(sparsities, sizes, sizes)
 def test_every_member_keeps_the_multiply_adds(s, m, n):
     kept = ift.wide_factor(s) ** 2 * m * n * (1 - s), ift.parallel_branches(s) * m * n * (1 - s)
@@ -65,9 +62,6 @@ def test_rounding_is_to_the_nearest_multiple(size, multiple):
     rounded = ift.round_size(size, multiple)
     assert rounded % multiple == 0 and rounded >= multiple
     assert abs(rounded - size) <= multiple / 2 + 1e-9 or rounded == multiple
-
-
-# Identities of whole layers, as counted on the transformed module
 
 
 def bound(family, m, n, s):
@@ -133,9 +127,6 @@ def test_known_sizes_of_one_layer():
     assert factorized.sparse_out.weight.shape == (128, 419, 1, 1)
     doped = ift.transform(convs, "doped", 0.75, image_size=8)[0][1]
     assert doped.low_rank_in.weight.shape == (79, 64, 3, 3)  # 0.75 * 73728 / 704 = 78.5
-
-
-# What a transform does to a model
 
 
 @pytest.mark.parametrize("name", list(MODELS))
@@ -221,9 +212,6 @@ def test_what_asks_to_stay_dense_stays_so():
     assert config["sparsity"] == ift.solve_sparsity(model, "factorized", 0.5)
 
 
-# What stands inside
-
-
 def test_parallel_is_the_sum_of_normed_branches():
     torch.manual_seed(0)
     conv = nn.Conv2d(4, 6, 3, 2, 1, padding_mode="reflect")
@@ -259,9 +247,6 @@ def test_outputs_start_at_the_scale_of_the_dense_layer(family):
         group.apply(new)
     x = torch.randn(512, 256)
     assert new(x).std().item() == pytest.approx(dense(x).std().item(), rel=0.1)
-
-
-# Budgets of the whole model
 
 
 @pytest.mark.parametrize(("family", "name"), [pair for pair in PAIRS if pair[1] in SIZED])

@@ -41,9 +41,6 @@ def naive(score: list[float], among: list[bool], keep: int) -> list[bool]:
     return [i in chosen for i in range(len(score))]
 
 
-# Counts
-
-
 COUNTS = [
     (0.9, 1000, 100),  # binary floating point truncates this to 99
     (0.95, 10, 1),  # exactly half a weight: up
@@ -68,9 +65,6 @@ def test_num_nonzero_is_half_up_of_the_decimal(sparsity, numel):
         exact = (1 - Decimal(repr(sparsity))) * numel
         expected = int(exact.to_integral_value(ROUND_HALF_UP))
     assert num_nonzero(sparsity, numel) == (expected if sparsity == 1 else max(1, expected))
-
-
-# Top-k
 
 
 @given(scores, fractions)
@@ -110,9 +104,6 @@ def test_random_ties_are_exact_reproducible_and_spread():
         make_mask_topk_sparsity(torch.zeros(4), 0.5, tie_breaker="last")
 
 
-# Drop
-
-
 @given(scores, fractions, st.randoms(use_true_random=False))
 def test_drop_is_the_naive_one(score, fraction, rng):
     among = [rng.random() < 0.6 for _ in score]
@@ -121,9 +112,6 @@ def test_drop_is_the_naive_one(score, fraction, rng):
     keep = num_nonzero(fraction, sum(among))
     assert kept.tolist() == naive(score, among, keep)
     assert count == int(kept.sum()) and not (kept & ~mask).any()
-
-
-# Grow
 
 
 @given(scores, fractions, st.randoms(use_true_random=False), st.booleans())
@@ -135,9 +123,6 @@ def test_growth_is_the_naive_one(score, sparsity, rng, known):
     grow = max(0, num_nonzero(sparsity, len(score)) - sum(present))
     assert (grown & ~mask).tolist() == naive(score, absent, grow)
     assert (grown & mask).tolist() == present
-
-
-# Shapers
 
 
 @pytest.mark.parametrize("shape", [(6, 8), (6, 8, 3, 3), (3, 200)])
@@ -221,9 +206,6 @@ def test_n_of_m_is_never_exceeded(n, extra, groups, sparsity):
     assert mask.tolist() == [naive(row, [True] * m, keep) for row in score.view(-1, m).tolist()]
 
 
-# Global
-
-
 @given(st.lists(scores, min_size=1, max_size=4), fractions)
 def test_global_masks_share_one_exact_count(parts, sparsity):
     tensors = {str(i): torch.tensor(part) for i, part in enumerate(parts)}
@@ -244,9 +226,6 @@ def test_global_by_hand():
     assert masks["b"].tolist() == [[False, True]]
 
 
-# Randomness
-
-
 def test_generators_depend_on_all_three_and_nothing_else():
     state = torch.get_rng_state()
     keys = [(0, "fc.weight", 0), (1, "fc.weight", 0), (0, "fc2.weight", 0), (0, "fc.weight", 1)]
@@ -259,9 +238,6 @@ def test_generators_depend_on_all_three_and_nothing_else():
 def test_random_scores_of_half_precision_do_not_tie():
     score = random_score(torch.empty(4096, dtype=torch.bfloat16), generator(0, "w", 0))
     assert score.dtype == torch.float32 and score.unique().numel() > 4000
-
-
-# Refusals
 
 
 @pytest.mark.parametrize(

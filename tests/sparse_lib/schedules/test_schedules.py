@@ -91,9 +91,6 @@ def test_min_max_end():
         Constant(0.5).get_min_max_end(5, 4)
 
 
-# Cycling
-
-
 def run(schedule, updates):
     """The value seen at each step, updating at the given ones."""
     seen = []
@@ -127,9 +124,6 @@ def test_state_resumes_and_the_callers_dict_is_left_alone_and_that_of_another_is
         Constant(0.1).load_state_dict({"index": 1})
 
 
-# User subclasses
-
-
 def test_a_subclass_is_found_by_name_and_type():
     class MyStairs(HyperParameterSchedule):
         TYPE = "stairs"
@@ -149,9 +143,6 @@ def test_a_subclass_is_found_by_name_and_type():
         assert isinstance(schedule, MyStairs)
     assert run(schedule, [True, True, True]) == [0.0, 0.25, 0.5]
     assert schedule.state_dict() == {"seen": 3}
-
-
-# Configs
 
 
 CUBIC = {"type": "cubic", "init_sparsity": 0, "end_sparsity": 0.8, "sparsity_start_step": 0}
@@ -202,9 +193,6 @@ def test_specs(spec, cls):
 def test_bad_specs_are_explained(spec, error, message):
     with pytest.raises(error, match=message):
         make_hyperparameter_schedule(spec, key="drop_fraction")
-
-
-# Update schedules
 
 
 class Odd(UpdateSchedule):
