@@ -2,8 +2,7 @@
 
 import pytest
 
-from experiments.specs import code as closure
-from experiments.specs import read, schema
+from experiments.specs import read
 from tests.experiments.specs.edit import error_of, two_phases, with_transform
 
 
@@ -82,21 +81,6 @@ def test_a_mistake_is_one_sentence(write, change, words):
     message = error_of(write(change))
     for word in words:
         assert word in message
-
-
-def test_an_algorithms_file_has_the_name_of_its_class(tmp_path, monkeypatch):
-    folder = tmp_path / "sparse_lib" / "algorithms"
-    folder.mkdir(parents=True)
-    (folder / "row_fair.py").write_text("class RowFair:\n    pass\n")
-    (folder / "broken.py").write_text("class Broken(\n")
-    monkeypatch.setattr(schema, "ROOT", tmp_path)
-    monkeypatch.setattr(closure, "ROOT", tmp_path)
-    for name, words in (
-        ("row_fair", "row_fair.py defines RowFair"),
-        ("broken", "broken.py, line 1: not valid Python"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            schema.Method(recipe="r", sparsity={"algorithm": name})
 
 
 def test_a_vocabulary_that_no_tokenizer_can_be_trained_to_is_one_sentence(write):
