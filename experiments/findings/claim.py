@@ -138,7 +138,7 @@ class Card(Strict):
     figures: list[Annotated[str, AfterValidator(_known_figure)]] = Field(
         [], description="of its study, or study.figure"
     )
-    beside: str = Field("", description="what stands beside our effect in the table")
+    sizes: str = Field("", description="weights and data, here / in the source")
     differs: str = ""
     doubt: str = ""
 

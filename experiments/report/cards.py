@@ -76,15 +76,20 @@ def ours(found: Finding) -> str:
     return f"{effect(found.estimate, found.claim.outcome.unit)}, {seeds} seeds"
 
 
-def relative(found: Finding) -> str:
-    """Published and our gain as shares of arm b."""
+def relative(found: Finding) -> tuple[str, str]:
+    """Published and our effect as a share of arm b, for a cell; empty for points."""
     said, outcome = found.comparison.published, found.claim.outcome
     if outcome is None or outcome.unit == "points":
-        return "–"
-    gain = 100 * outcome.sign * said.value / said.of if said and said.value and said.of else None
-    theirs = "–" if gain is None else f"{number(gain, 1)}%"
-    mine = f"{number(outcome.sign * found.share[0], 1)}%" if found.is_fair else "–"
-    return "–" if theirs == mine == "–" else f"{theirs} / {mine}"
+        return "", ""
+    theirs = 100 * said.value / said.of if said and said.value and said.of else math.nan
+    mine = found.share[0] if found.is_fair else math.nan
+    return _side(outcome.sign * theirs), _side(outcome.sign * mine)
+
+
+def _side(gain: float) -> str:
+    """A gain in percent, in words and brackets; empty for NaN."""
+    side = "worse" if gain < 0 else "better"
+    return "" if math.isnan(gain) else f" ({abs(gain):.1f}% {side})"
 
 
 def word(found: Finding) -> str:
@@ -93,39 +98,42 @@ def word(found: Finding) -> str:
     return f"**{found.word}**{reason}"
 
 
-def agrees(found: Finding) -> tuple[str, str, str]:
-    """Whether ours agrees with the source: the answer, its kind, and what limits it.
+def agrees(found: Finding) -> tuple[str, str]:
+    """Whether ours agrees with the source, and in what.
 
     The answer is ``yes``, ``in part`` (worse at some of the other settings), ``no``, `OPEN` or
     `NO_TEST`.
     """
     name, size, sides = found.word.word, found.word.size, _sides(found)
-    limits = []
-    if found.unseen is not None and found.unseen_word and found.unseen_word.word != name:
-        limits.append(f"the {found.unseen.seeds[0]} new seeds alone: {found.unseen_word}")
     if name == SAME and sides["worse"] and sides.total() > 2:
-        return "in part", f"worse at {sides['worse']} of {sides.total()} other settings", ""
-    if name == SAME and size in ("as large", "larger"):
-        ends = [max(e.low / found.target, e.high / found.target) for _, e in found.trend]
-        if less := sum(end < 0.5 for end in ends):
-            limits.append(f"less than half of it at {less} of {len(ends)} other settings")
-    answer, kind = {
-        SAME: ("yes", size or "no size compares"),
-        SMALLER: ("yes", "its cost is small, or none")
-        if found.is_cost
-        else ("no", "at most half of it, or nothing"),
+        return "in part", f"worse at {sides['worse']} of {sides.total()} other settings"
+    if name == SAME and size:
+        of = f"{found.ratio[0]:.1f} of the size" if size == "smaller" else "direction and size"
+        return "yes", f"the direction, {of}" if size == "smaller" else of
+    if name == SMALLER and found.is_cost and found.claim.outcome is not None:
+        return (
+            "yes",
+            f"a cost below {abs(found.target) / 2:.2g} {found.claim.outcome.unit}, or none",
+        )
+    return {
+        SAME: ("yes", "the direction; sizes do not compare"),
+        SMALLER: ("no", "at most half of it, or nothing"),
         OPPOSITE: ("no", "the opposite"),
         AGREES: ("yes", "arithmetic"),
         DIFFERS: ("no", "arithmetic"),
         NO_TEST: (NO_TEST, found.word.reason.replace(";", ":").split(":")[0]),
     }.get(name, (name, ""))
-    return answer, kind, "; ".join(limits)
 
 
 def short_word(found: Finding) -> str:
-    """Whether ours agrees with the source, as a cell of a table."""
-    answer, kind, limits = agrees(found)
-    return f"**{answer}**" + f": {kind}" * bool(kind) + f"; {limits}" * bool(limits)
+    """Whether ours agrees with the source, for a cell: the card has the verdict."""
+    answer, kind = agrees(found)
+    text = f"**{answer}**" + f": {kind}" * bool(kind)
+    if found.word.size in ("as large", "larger"):
+        ends = [max(e.low / found.target, e.high / found.target) for _, e in found.trend]
+        if less := sum(end < 0.5 for end in ends):
+            text += f"; clearly less than half of it at {less} of {len(ends)} other settings"
+    return text
 
 
 def _sides(found: Finding) -> Counter[str]:
@@ -138,30 +146,34 @@ def _sides(found: Finding) -> Counter[str]:
 
 
 def trend(found: Finding) -> str:
-    """How the effect moves with sparsity and budget; the card has each of them."""
+    """The effect at other sparsities and budgets: of more than two the first, and how many lead."""
     outcome = found.claim.outcome
     if outcome is None or not found.trend:
         return "–"
-    unit = " points" if outcome.unit == "points" else "%"
-    share = {label: 1.0 if unit != "%" else 100 / abs(e.means[1]) for label, e in found.trend}
-    gains = {label: outcome.sign * e.effect * share[label] for label, e in found.trend}
-    if len(gains) < 3:
-        return "; ".join(f"{label}: {number(gain, 1)}{unit}" for label, gain in gains.items())
+    told = []
+    for label, e in found.trend:
+        gain, is_points = outcome.sign * e.effect, outcome.unit == "points"
+        size = f"{abs(gain):.1f} points" if is_points else f"{100 * abs(gain / e.means[1]):.1f}%"
+        side = "better" if gain > 0 else "worse"
+        level = ", zero inside" if not e.low * e.high > 0 else ""
+        told.append(f"{label}: {size} {side}{level}")
+    if len(told) < 3:
+        return "; ".join(told)
     sides = _sides(found)
     counts = [f"{sides[side]} {side}" for side in ("better", "level", "worse") if sides[side]]
-    ends = " to ".join(number(end, 1) for end in (min(gains.values()), max(gains.values())))
-    return f"{', '.join(counts)}: {ends}{unit}"
+    return f"{told[0]}; of {len(told)}: {', '.join(counts)}"
 
 
 def row(number: int, found: Finding, evidence: Evidence) -> list[str]:
-    """A row of the nine: result, published, ours, word, relative, gate, trend."""
-    known, shown = facts(found, evidence), found.claim.card
+    """A row of the nine: result, published, ours, whether they agree, sizes, gate, trend."""
+    at = f"; {found.place.label}" if found.place and found.is_fair and found.place.label else ""
+    theirs, mine = relative(found)
     return [
         f"{number}. [{found.claim.title}](#{found.claim.name})",
-        published(found),
-        ours(found) + (f", {beside}" if (beside := _filled(shown.beside, known)) else ""),
+        published(found) + theirs,
+        ours(found) + mine + at,
         short_word(found),
-        relative(found),
+        _filled(found.claim.card.sizes, facts(found, evidence)) or "–",
         "arithmetic" if found.claim.check is not None else found.gate.notes or "–",
         trend(found),
     ]
@@ -344,6 +356,7 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
         "source": f"{link(claim.source)}, {claim.where}",
         "published": published(found),
         "ours": ours(found),
+        "agrees": short_word(found),
         "word": word(found),
         "reason": "" if found.word.word == NO_TEST or claim.check else found.word.reason,
         "better": f"{found.estimate.better:.2f}" if found.is_fair and found.estimate else "",
@@ -423,7 +436,7 @@ def summary(findings: Sequence[Finding]) -> str:
     """Which results agree, by their numbers in the table."""
     by_answer: dict[str, list[str]] = {}
     for number, found in enumerate(findings, 1):
-        answer, kind, _ = agrees(found)
+        answer, kind = agrees(found)
         note = f" ({kind})" if answer in ("yes", "no") else ""
         by_answer.setdefault(answer, []).append(f"{number}{note}")
     agree = by_answer.pop("yes", [])

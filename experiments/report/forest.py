@@ -16,7 +16,7 @@ from experiments.findings.estimate import NO_TEST, OPEN, OPPOSITE, SAME, SMALLER
 from experiments.findings.ledger import Finding
 from experiments.findings.pool import Pooled
 
-COLORS = {SAME: "#0072B2", OPPOSITE: "#D55E00", SMALLER: "#8A5A00", OPEN: "#6B6B6B"}
+COLORS = {SAME: "#0072B2", OPPOSITE: "#D55E00", SMALLER: "#6B6B6B", OPEN: "#6B6B6B"}
 #: Ends of the axis of multiples; what lies further out ends in an arrow.
 RANGE = (-1.2, 4.0)
 

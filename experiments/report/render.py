@@ -20,7 +20,7 @@ from experiments.analysis import figures, style, tables
 from experiments.errors import UserError
 from experiments.findings import claim as claims
 from experiments.findings import ledger
-from experiments.findings.estimate import OPPOSITE, SAME, SMALLER
+from experiments.findings.estimate import OPPOSITE, SMALLER
 from experiments.findings.evidence import Evidence
 from experiments.findings.ledger import Finding
 from experiments.report import cards, cost, forest, provenance, text
@@ -237,9 +237,9 @@ def render_index(
         "cards": shown,
         "negative": [
             (found, ("" if found in nine else "claims.md") + f"#{found.claim.name}")
-            for word in (OPPOSITE, SMALLER, SAME)
+            for word in (OPPOSITE, SMALLER)
             for found in (*nine, *itertools.chain(*ledger.supporting(evidence, "")))
-            if found.word.word == word and (word != SAME or found.word.size == "smaller")
+            if found.word.word == word
             if not (word == SMALLER and found.is_cost)
         ],
         "ours": cards.ours,
@@ -260,7 +260,7 @@ def render_index(
 def _nine(nine: Sequence[Finding], kept: pd.DataFrame | None, evidence: Evidence) -> str:
     """The table of nine rows; beside a committed reference, with yours and whether they agree."""
     head = ["result", "published", "here, 95% interval", "agrees?"]
-    head += ["gain in %, published / here", "learning rates", "other sparsities and budgets"]
+    head += ["weights and data, here / source", "learning rates", "elsewhere"]
     rows = [cards.row(number, found, evidence) for number, found in enumerate(nine, 1)]
     if kept is not None:
         head[2:3] = ["reference", "yours, 95% interval", "as the reference?"]
@@ -331,8 +331,8 @@ def update_readme(readme: Path, nine: Sequence[Finding]) -> None:
         "",
     ]
     rows = [
-        [f"{number}. {found.claim.title}", cards.published(found)]
-        + [cards.ours(found), cards.short_word(found)]
+        [f"{number}. {found.claim.title}", cards.published(found) + cards.relative(found)[0]]
+        + [cards.ours(found) + cards.relative(found)[1], cards.short_word(found)]
         for number, found in enumerate(nine, 1)
     ]
     lines.append(cards.table(["result", "published", "here, 95% interval", "agrees?"], rows))
