@@ -6,10 +6,10 @@ from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
 from sparse_lib.core.parameter import warn
-from sparse_lib.schedules import LONG, Constant, Cubic, Cycling, FreqSchedule, Polynomial
+from sparse_lib.schedules import LONG, Constant, Cosine, Cubic, Cycling, FreqSchedule, Polynomial
 
 #: Schedules that end at a value and stay there.
-_ENDING = Constant | Cubic | Polynomial
+_ENDING = Constant | Cosine | Cubic | Polynomial
 
 
 def unreached(algorithm: SparsityAlgorithm | Group, num_steps: int) -> list[str]:
@@ -29,14 +29,20 @@ def unreached(algorithm: SparsityAlgorithm | Group, num_steps: int) -> list[str]
                 f"{name} changes no mask in {num_steps} steps; its update is "
                 f"{algorithm.update_schedule!r}"
             ]
+        if algorithm.is_dense_after(0):
+            count = sum(map(algorithm.is_update_step, range(1, num_steps + 1)))
+            if algorithm.is_dense_after(count):
+                return [
+                    f"{name} ends dense, since {count} mask updates are due in {num_steps} steps"
+                ]
     elif not algorithm.updates_masks:
-        return []
+        last, place = 0, "and never changes masks"
     notes = []
     for schedule in algorithm.sparsity.schedules:
         if isinstance(schedule, Cycling) and not schedule.repeat:
             used = sum(map(algorithm.is_update_step, range(num_steps + 1)))
-            ends = schedule.values[:used][-1], schedule.values[-1]
-        elif isinstance(schedule, _ENDING):
+            ends = schedule.values[: max(used, 1)][-1], schedule.values[-1]
+        elif isinstance(schedule, _ENDING) and not getattr(schedule, "returns", False):
             ends = schedule(last), schedule(LONG)
         else:
             continue

@@ -155,6 +155,17 @@ def test_the_last_update_is_found_without_a_look_at_each_step(update, last):
         assert len(unreached(algorithm, 10**15)) == ("stop" in str(update))
 
 
+def test_ends_of_phases_and_of_cosines_that_a_run_does_not_reach_are_told():
+    cosine = {"type": "cosine", "init": 0.0, "half_period": 100, "minimum": 0.8}
+    (note,) = unreached(sl.GMP(cosine, 10), 55)
+    assert "0.40 after its last mask update, at step 50 of 55" in note and "to 0.80" in note
+    phases = sl.ACDC(0.9, update=10)
+    assert unreached(phases, 35) == []
+    assert unreached(phases, 45) == ["ACDC ends dense, since 4 mask updates are due in 45 steps"]
+    (note,) = unreached(sl.Static(cosine), 100)
+    assert "Static is at a sparsity of 0.00 and never changes masks, and its schedule" in note
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
