@@ -87,11 +87,13 @@ def test_the_wheel_holds_the_library_alone_and_runs_the_readme(wheel, tmp_path):
     assert Path(where).is_relative_to(tmp_path) and rest.split("\n") == ["True", "set()"]
 
 
-def test_requirements_of_the_library_are_torch_and_numpy():
+def test_requirements_are_torch_and_numpy_and_those_of_the_build_pinned():
     library = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {re.split(r"[<>=]", need)[0] for need in library["dependencies"]}
     assert names == {"torch", "numpy"}
     assert library["name"] == "sparse-lib"
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert build and all(re.fullmatch(r"[\w-]+==[\d.]+", need) for need in build)
 
 
 def test_the_locked_list_pins_and_hashes_what_the_constraints_pin():
@@ -112,11 +114,6 @@ def test_the_locked_list_pins_and_hashes_what_the_constraints_pin():
     }
     del pinned["torch"]  # from the index of its builds, see Makefile
     assert {package: locked.get(package) for package in pinned} == pinned
-
-
-def test_build_requirements_are_pinned():
-    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
-    assert build and all(re.fullmatch(r"[\w-]+==[\d.]+", need) for need in build)
 
 
 @pytest.mark.slow

@@ -112,7 +112,7 @@ def test_a_rerun_is_of_its_runs_scale_and_counted_once_written(folder):
             ask()
 
 
-def test_studies_are_shown_where_they_have_something():
+def test_studies_are_shown_where_they_have_something_else_warned_of():
     """A study of computations is shown at every scale, one of runs where it has a grid."""
     studies = {name: load_study(name) for name in study_names()}
     at_smoke = {name for name, s in studies.items() if s.scales.get("smoke") or s.computations}
@@ -128,9 +128,6 @@ def test_studies_are_shown_where_they_have_something():
     targets = one.targets("smoke")
     assert len(targets) == len({*targets}) and {*map(own, PLANNED)} <= {*targets}
     assert not [path for path in targets if "/spdf/" in path]
-
-
-def test_a_study_without_anything_at_the_scale_is_a_warning():
     assert ask().warnings() == []  # the data of smoke are made here
     assert ask(study=f"{STUDY}_tuning").warnings() == [
         f"Nothing to do: study '{STUDY}_tuning' has nothing at scale 'smoke'; its scales are small."

@@ -97,28 +97,25 @@ def test_each_papers_variant_trains_at_its_sparsity(variant):
         assert int(model[0].weight_mask.view(-1, 4).sum(1).max()) == 2
 
 
-def test_a_class_that_is_not_finished_is_named_with_what_it_lacks():
+def test_what_a_class_lacks_is_named():
     class Unfinished(sl.DynamicSparsityAlgorithm):
         pass
 
     with pytest.raises(ValueError, match="'unfinished' defines no update_mask"):
         sl.configure({"algorithm": "unfinished", "sparsity": 0.5})
     assert Unfinished.__abstractmethods__
-
-
-@pytest.mark.parametrize(("update", "warns"), [(None, True), (1, True), (2, False)])
-def test_mask_steps_that_are_all_steps_are_warned_of(update, warns, recwarn):
-    sl.configure(of("rigl", skip_update_on_mask_steps=True, update=update))
-    assert any("no weight is trained" in str(w.message) for w in recwarn) is warns
-
-
-def test_an_argument_that_a_class_lacks_is_named():
     for wrong, words in (
         ({"drop_fractoin": 0.1}, "RigL takes no 'drop_fractoin'; did you mean 'drop_fr"),
         ({"param_filter": "*.weight"}, "no 'param_filter'; give it to sparse_lib.configure"),
     ):
         with pytest.raises(SettingError, match=words):
             sl.RigL(0.9, **wrong)
+
+
+@pytest.mark.parametrize(("update", "warns"), [(None, True), (1, True), (2, False)])
+def test_mask_steps_that_are_all_steps_are_warned_of(update, warns, recwarn):
+    sl.configure(of("rigl", skip_update_on_mask_steps=True, update=update))
+    assert any("no weight is trained" in str(w.message) for w in recwarn) is warns
 
 
 def test_signature_and_repr_show_the_settings_of_a_class():

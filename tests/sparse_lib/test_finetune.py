@@ -36,7 +36,7 @@ def test_only_weights_with_zeros_are_masked_and_stay_so():
     assert model["blank"].weight.all() and model["embedding"].weight[0].all()
 
 
-def test_masks_that_are_there_are_taken_over():
+def test_masks_that_are_there_are_taken_over_and_dense_models_refused():
     model = nn.Linear(8, 8, bias=False)
     sl.Static(0.5, seed=0).apply(model)
     mask = model.weight_mask.clone()
@@ -45,8 +45,5 @@ def test_masks_that_are_there_are_taken_over():
     sl.load_checkpoint(twin := nn.Linear(8, 8, bias=False), model.state_dict())
     sl.keep_zeros(twin)
     assert torch.equal(twin.weight_mask, mask)
-
-
-def test_a_dense_model_is_refused():
     with pytest.raises(ValueError, match="no weight of the model has zeros to keep"):
         sl.keep_zeros(nn.Linear(4, 4))

@@ -164,6 +164,10 @@ def test_erdos_renyi_counts_experts_as_layers():
     # Densities are as (8 + 4) / 32 to 128 / 4096, and 10% of 4,224 weights are 422.
     expected = 1 - 12 / 32 * 422 / (12 / 32 * 128 + 128)
     assert distribute("erk", weights, 0.9, experts={"a"})["a"] == pytest.approx(expected, abs=0.01)
+    model = nn.ModuleDict({"own": Own(), "linear": nn.Linear(8, 8, bias=False)})
+    algorithm = sl.configure({"sparsity": 0.5, "distribution": "erk"})
+    algorithm.apply(model)
+    assert {p.sparsity for p in algorithm.sparse_params.values()} == {0.5}
 
 
 class Own(nn.Module):
@@ -172,13 +176,6 @@ class Own(nn.Module):
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.rand(4, 8, 8))
-
-
-def test_erdos_renyi_takes_three_dimensions_of_an_unknown_layer_for_experts():
-    model = nn.ModuleDict({"own": Own(), "linear": nn.Linear(8, 8, bias=False)})
-    algorithm = sl.configure({"sparsity": 0.5, "distribution": "erk"})
-    algorithm.apply(model)
-    assert {p.sparsity for p in algorithm.sparse_params.values()} == {0.5}
 
 
 @pytest.mark.parametrize(

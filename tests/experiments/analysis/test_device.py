@@ -51,14 +51,11 @@ def test_the_simulated_line_passes_near_the_published_points(frames):
     assert ours["label"].str.contains("extrapolated").eq(beyond).all()
 
 
-def test_the_table_has_what_the_figure_shows(frames):
+def test_tables_have_what_is_drawn_and_published(frames):
     table = tables.load("layer_speed").make(*frames).set_index("sparsity")
     assert table.loc[0.9, "CS-2, published"] == 8.36
     assert table.loc[0.9, "CS-2, simulated"] == pytest.approx(1 / (0.1 + 0.9 * 0.02078), rel=1e-3)
     assert table.loc[0.9, "this CPU, measured"] > 0
-
-
-def test_flop_ratios_stand_beside_the_published_ones(frames):
     table = tables.load("whole_model_speedup").make(*frames)
     row = table[(table["model"] == "GPT-3 XL") & (table["sparsity"] == 0.75)].iloc[0]
     assert row["ratio of FLOPs"] == pytest.approx(2.49, abs=0.01)

@@ -24,11 +24,14 @@ def masks(algorithm, **settings):
     return {"sparsity": {"algorithm": algorithm}, **settings}
 
 
-def test_twelve_unknown_methods_look_different():
+def test_unknown_methods_look_different_and_phases_are_those_of_the_study():
     looks = looks_of(**{f"new-{i}": masks("new", final_sparsity=0.8) for i in range(12)})
     assert len({looks[f"new-{i}"].color for i in range(12)}) == 12
     assert looks["new-0"].name == "new"  # the first of an algorithm has its name
     assert looks["new-1"].name == "new-1"
+    second = {"final_sparsity": 0.0, "starts_from": Start(method="first")}
+    looks = looks_of(first=masks("static", final_sparsity=0.75), second=second)
+    assert looks.phases("second") == (0.75, "dense") and looks.phases("first") is None
 
 
 def test_a_label_names_a_method_and_sparsity_alone_makes_no_new_look():
@@ -44,12 +47,6 @@ def test_a_label_names_a_method_and_sparsity_alone_makes_no_new_look():
     assert looks["again"].name == "again" and looks["again"].color != looks["fast"].color
     assert looks["wide"].name == "Sparse-Wide RigL"
     assert looks["never-heard-of"].name == "never-heard-of"
-
-
-def test_phases_are_those_of_the_study():
-    second = {"final_sparsity": 0.0, "starts_from": Start(method="first")}
-    looks = looks_of(first=masks("static", final_sparsity=0.75), second=second)
-    assert looks.phases("second") == (0.75, "dense") and looks.phases("first") is None
 
 
 def test_every_mean_line_has_markers():

@@ -37,9 +37,6 @@ def test_what_is_taken_is_what_the_committed_runs_trained_with():
     assert (*place, "granet") not in found
     assert (0.0075, 750, "sparsity_library (dense-retuned)") in found[(*place, "dense-control")]
     assert found[(*place, "set-rare")] == [(0.04, 750, "sparsity_library (set-retuned)")]
-
-
-def test_a_setting_of_several_lengths_is_taken_at_that_of_the_evidence():
     found = taken_rates("spdf_tuning")
     assert found[("llama-0.2m", "e2e-nlg", "dense-dense")] == [
         (0.02, 225, "spdf"),

@@ -49,7 +49,7 @@ def record(message="", **facts):
     return made
 
 
-def test_one_line_per_job_and_no_noise():
+def test_one_line_per_job_with_the_time_left_and_no_noise():
     progress = Progress()
     progress.plan([(7, "train a", 90.0), (8, "train b", 10.0)])
     assert not progress.filter(record("Select jobs to execute..."))
@@ -60,14 +60,12 @@ def test_one_line_per_job_and_no_noise():
     assert progress.filter(done) and not hasattr(done, "event")
     assert done.msg.split() == ["1", "of", "2", "90%", "2", "s", "left", "train", "a"]
     assert not progress.filter(record(event="job_finished", job_id=0))  # the target rule
-
-
-def test_the_time_left_begins_with_what_is_expected_on_the_cores():
     progress = Progress()
     progress.plan([(7, "prepare", 2.0), (8, "train a", 898.0)], cores=2)
     done = record(event="job_finished", job_id=7)
     assert progress.filter(done)
     assert done.msg.split()[4:] == ["7.4", "min", "left", "prepare"]  # and not hours or seconds
+    assert [duration(s) for s in (4, 80, 210, 7200)] == ["4 s", "80 s", "3.5 min", "2.0 h"]
 
 
 def test_a_failed_job_is_one_line_with_the_end_of_its_log(tmp_path):
@@ -81,7 +79,3 @@ def test_a_failed_job_is_one_line_with_the_end_of_its_log(tmp_path):
     assert not progress.filter(record("RuleException:\nCalledProcessError in file ..."))
     other = record(**{**facts, "jobid": 9, "log": []})
     assert progress.filter(other) and other.msg == "failed: train: no log"
-
-
-def test_durations_are_short():
-    assert [duration(s) for s in (4, 80, 210, 7200)] == ["4 s", "80 s", "3.5 min", "2.0 h"]

@@ -85,13 +85,10 @@ def scored(task, rows, texts, file, folder):
     return score
 
 
-def test_a_score_names_the_split_that_it_is_of(tmp_path):
+def test_bleu_takes_the_best_of_all_references_of_its_split(tmp_path):
     row, file = {"prompt": "a\n", "references": SENTENCES[:1]}, "validation-references.jsonl"
     score = scored("data_to_text_validation", [row], {"a\n": SENTENCES[0]}, file, tmp_path)
     assert score["split"] == "validation" and score["value"] == pytest.approx(100)
-
-
-def test_bleu_takes_the_best_of_all_references(tmp_path):
     references = {"a\n": SENTENCES, "b\n": ["Berlin is a city in Germany ."], "c\n": SENTENCES[:1]}
     texts = {"a\n": SENTENCES[1], "b\n": "Berlin is in Germany .", "c\n": "Jacob leads it ."}
     rows = [{"prompt": key, "references": value} for key, value in references.items()]

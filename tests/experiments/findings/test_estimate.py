@@ -30,16 +30,13 @@ def cells(**arms):
     return {arm(name): dict(enumerate(values)) for name, values in arms.items()}
 
 
-def test_two_arms_give_the_equal_variance_t_interval_of_scipy():
+def test_two_arms_give_the_t_interval_of_scipy_with_a_deviation_pooled_over_all():
     a, b = [1.0, 1.4, 1.1, 1.3], [0.7, 0.9, 0.6]
     found = estimate(cells(a=a, b=b), [(arm("a"), arm("b"))], sign=1)
     ends = stats.ttest_ind(a, b).confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((ends.low, ends.high))
     assert found.effect == pytest.approx(np.mean(a) - np.mean(b))
     assert found.seeds == (4, 3)
-
-
-def test_deviation_is_pooled_over_all_arms():
     found, freedom = pooled(cells(a=[0, 2], b=[0, 4], c=[5]))
     assert freedom == 2
     assert found == pytest.approx(math.sqrt((2 + 8) / 2))
@@ -61,14 +58,11 @@ def test_shared_seeds_pair_the_arms_and_a_fresh_draw_does_not():
 PAIR = [(arm("a"), arm("b"))]
 
 
-def test_strata_are_compared_within_each_model():
+def test_strata_are_compared_within_each_model_and_being_better_counts_pairs():
     strata = [(arm("a", m), arm("b", m)) for m in ("small", "large")]
     means = zip((one for pair in strata for one in pair), (1.0, 0.0, 11.0, 10.0))
     both = {one: {0: mean, 1: mean + 0.2} for one, mean in means}
     assert estimate(both, strata).effect == pytest.approx(1.0)
-
-
-def test_probability_of_being_better_counts_pairs():
     for sign, share in ((1, 3 / 4), (-1, 1 / 4)):
         found = estimate(cells(a=[1.0, 3.0], b=[2.0, 0.0]), PAIR, sign=sign)
         assert found.better == pytest.approx(share)
@@ -107,18 +101,12 @@ def test_unresolved_word_says_how_many_seeds_would_do_and_one_of_each_is_no_test
     assert judge(found, 1.0, is_published=True).word == NO_TEST
 
 
-# Random effects and orders
-
-
-def test_equal_effects_pool_to_themselves_without_spread():
+def test_effects_and_their_spread_are_pooled_as_of_dersimonian_and_laird():
     found = random_effects([Effect("a", -1.0, 0.2), Effect("b", -1.0, 0.4)])
     assert found.mean == pytest.approx(-1.0)
     assert found.spread == 0
     assert found.better == 2
     assert math.isnan(random_effects([Effect("a", 1.0, 0.1)]).low)  # no interval
-
-
-def test_spread_between_workloads_is_that_of_dersimonian_and_laird():
     # Equal variances v: Q is sum (y - mean)^2 / v, the spread squared (Q - (k - 1)) v / (k - 1).
     values, v = [0.0, 1.0, 5.0], 0.25
     found = random_effects([Effect(str(y), y, math.sqrt(v)) for y in values])

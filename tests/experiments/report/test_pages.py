@@ -32,7 +32,7 @@ def study(when: str):
     )
 
 
-def test_answer_that_no_longer_holds_is_replaced_and_refused_when_published():
+def test_answer_is_short_and_replaced_or_refused_when_it_no_longer_holds():
     found = {"set": finding("same direction", "smaller")}
     assert render.answer(study("same direction, smaller"), found) == "It is –."
     found = {"set": finding("opposite")}
@@ -40,9 +40,6 @@ def test_answer_that_no_longer_holds_is_replaced_and_refused_when_published():
     assert "It is" not in said and "opposite" in said
     with pytest.raises(SpecError, match="set is opposite, not same direction"):
         render.answer(study("same direction"), found, strict=True)
-
-
-def test_answer_has_at_most_sixty_words():
     with pytest.raises(ValueError, match="61 words, but at most 60"):
         Answer(text="word " * 61)
 

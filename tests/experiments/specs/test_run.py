@@ -114,9 +114,6 @@ def test_wrong_keys_of_yaml_are_one_sentence(tmp_path, text, words):
     assert words in error_of(tmp_path)
 
 
-# Runs and data by name
-
-
 def test_data_of_a_folder_is_found_and_a_wrong_folder_is_one_sentence():
     task, data = find_data("wikipedia-start-v512")
     assert (task, data.name, data.label) == ("lm", "wikipedia-start", "wikipedia-start-v512")

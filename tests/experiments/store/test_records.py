@@ -26,7 +26,7 @@ def made():
     return kept.make()
 
 
-def test_thinning_keeps_first_and_last_rows_of_each_kind_and_the_bound():
+def test_curves_are_thinned_to_a_bound_and_end_at_the_mean_of_the_last_tenth():
     rows = [{"kind": "train", "step": s, "churn": 0.1 if s % 10 == 0 else None} for s in range(999)]
     rows += [{"kind": "validation", "step": s} for s in range(0, 999, 3)]
     kept = thin_curve(rows, max_rows=100)
@@ -35,29 +35,23 @@ def test_thinning_keeps_first_and_last_rows_of_each_kind_and_the_bound():
         steps = [row["step"] for row in kept if row["kind"] == kind]
         assert steps[0] == 0 and steps[-1] == last
     assert sum(row.get("churn") is not None for row in kept) == 25
-
-
-def test_final_loss_is_the_mean_of_the_last_tenth():
     assert final_loss([{"kind": "train", "loss": float(loss)} for loss in range(20)]) == 18.5
     assert final_loss([]) is None
 
 
-def test_a_line_that_is_no_json_is_named(tmp_path):
+def test_lines_that_are_no_json_and_files_of_two_runs_are_named(tmp_path, made):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"text": "a\u2028b"}\n')  # which splits lines elsewhere
     assert read_jsonl(path) == [{"text": "a\u2028b"}]
     path.write_text('{"step": 1}\n{"st\n')
     with pytest.raises(ValueError, match="line 2"):
         read_jsonl(path)
-
-
-def test_records_of_two_runs_do_not_mix(made):
     train = {key: made[0][key] for key in made[0] if key not in ("curve", "evaluation")}
     with pytest.raises(ValueError, match="eval.json is of run other"):
         make_record(train, {"run": "other", "scores": []}, [])
 
 
-def test_collect_reads_back_as_it_was(made, tmp_path):
+def test_tables_are_read_back_as_they_were_and_not_those_of_an_older_version(made, tmp_path):
     study, path = kept.study(made), tmp_path / "out" / "records.csv"
     write_tables(made[1:], study, path.parent)
     table = tidy.read_records(path)
@@ -68,6 +62,10 @@ def test_collect_reads_back_as_it_was(made, tmp_path):
     assert list(table.columns) == list(tidy.RECORD_COLUMNS)
     assert list(tidy.read_curves(path.with_name("curves.csv"))) == curve_columns()
     assert tidy.missing_runs(table, study) == [made[0]["run"]]
+    table = records_table(made[:1], kept.study(made)).drop(columns="chance")
+    table.to_csv(tmp_path / "records.csv", index=False)
+    with pytest.raises(ValueError, match=r"records.csv has no column chance: another version"):
+        tidy.read_records(tmp_path / "records.csv")
 
 
 def test_the_pass_over_more_of_the_split_goes_first(made):
@@ -77,11 +75,15 @@ def test_the_pass_over_more_of_the_split_goes_first(made):
     assert list(tidy.validation_perplexity(without)["task"]) == ["perplexity"]
 
 
-def test_mean_accuracy_adds_variances():
+def test_mean_accuracy_adds_variances_and_counts_a_group_of_tasks_once(made):
     mean = average([scored("a", 0.4, 0.5, stderr=0.03), scored("b", 0.6, stderr=0.04)])
     assert mean["value"] == pytest.approx(0.5)
     assert mean["stderr"] == pytest.approx(0.025)
     assert mean["chance"] == pytest.approx(0.375)
+    pairs = [scored("blimp_a", 0.1, 0.5), scored("blimp_b", 0.3, 0.5), scored("blimp", 0.2, 0.5)]
+    rows = rows_of(made[0], [*pairs, scored("arc_easy", 0.4), scored("lambada", 0.9, None)])
+    assert rows.loc["accuracy_mean", "value"] == pytest.approx(0.3)
+    assert rows.loc["accuracy_mean", "chance"] == pytest.approx(0.375)
 
 
 def scored(task, value, chance=0.25, **own):
@@ -93,13 +95,6 @@ def rows_of(record, scores):
     """The tidy rows of a record with these scores, by metric."""
     changed = record | {"evaluation": record["evaluation"] | {"scores": scores}}
     return pd.DataFrame(record_rows(changed, "")).set_index("metric")
-
-
-def test_a_group_of_tasks_counts_once(made):
-    pairs = [scored("blimp_a", 0.1, 0.5), scored("blimp_b", 0.3, 0.5), scored("blimp", 0.2, 0.5)]
-    rows = rows_of(made[0], [*pairs, scored("arc_easy", 0.4), scored("lambada", 0.9, None)])
-    assert rows.loc["accuracy_mean", "value"] == pytest.approx(0.3)
-    assert rows.loc["accuracy_mean", "chance"] == pytest.approx(0.375)
 
 
 def test_the_leaderboard_has_a_mean_of_its_own(made):
@@ -116,13 +111,6 @@ def test_the_leaderboard_has_a_mean_of_its_own(made):
     assert rows.loc["accuracy_mean", "value"] == pytest.approx(0.7)
     assert rows.loc["accuracy_mean", "truncated_fraction"] == 0.0
     assert "leaderboard_mean" not in rows_of(made[0], scores[:-2]).index
-
-
-def test_a_table_of_an_older_version_is_one_sentence(made, tmp_path):
-    table = records_table(made[:1], kept.study(made)).drop(columns="chance")
-    table.to_csv(tmp_path / "records.csv", index=False)
-    with pytest.raises(ValueError, match=r"records.csv has no column chance: another version"):
-        tidy.read_records(tmp_path / "records.csv")
 
 
 def test_facts_come_from_the_spec_and_not_from_the_id(made):

@@ -87,9 +87,6 @@ def test_committed_records_answer_for_todays_runs(tmp_path):
         assert reference.reusable(planned[name], data_folder=tmp_path)
 
 
-# `experiments.load`
-
-
 def test_a_studys_results_are_dataframes_and_what_is_not_there_is_one_sentence():
     records, curves, scores = experiments.load("sparsity_library", scale="small")
     committed = reference.find_all(records["run"])

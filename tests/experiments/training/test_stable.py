@@ -52,7 +52,7 @@ def test_a_run_that_continues_ends_as_one_by_itself(method, corpus, tmp_path):
     assert "borrowed_s" not in alone
 
 
-def test_kept_states_survive_an_interruption(corpus, tmp_path, monkeypatch):
+def test_kept_states_survive_an_interruption_and_others_are_missed(corpus, tmp_path, monkeypatch):
     trunk = stable_spec("rigl", 22, 0.0, keep=(10, 18), id="trunk")
     run_training(trunk, corpus, tmp_path / "whole")
     with dying(monkeypatch, 12), pytest.raises(KeyboardInterrupt):
@@ -65,9 +65,6 @@ def test_kept_states_survive_an_interruption(corpus, tmp_path, monkeypatch):
         )
         for key, value in one["model"].items():
             assert torch.equal(value, other["model"][key])
-
-
-def test_a_state_that_was_not_kept_is_one_sentence(corpus, tmp_path):
     trunk = stable_spec("dense", 22, 0.0, keep=(10,), id="trunk")
     run_training(trunk, corpus, tmp_path / "trunk")
     spec = continued(stable_spec("dense", STEPS, DECAY), trunk, 18)
@@ -84,9 +81,6 @@ def test_the_rate_warms_up_stays_and_decays():
     assert set(rates[4:80]) == {1.0}
     assert rates[80] == pytest.approx(20 / 21)
     assert rates[99] == pytest.approx(1 / 21)
-
-
-# What a study says of such runs
 
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_layers": 1, "num_heads": 1}
@@ -120,7 +114,7 @@ def study(tmp_path, *, keep=(40, 80), masks=None, **changes):
     return load_study("laws", folder=tmp_path)
 
 
-def test_a_grid_continues_another_at_the_step_where_its_rate_decays(tmp_path):
+def test_a_grid_continues_another_where_its_rate_decays_after_an_update_of_that_step(tmp_path):
     specs = [run.spec for run in study_runs(study(tmp_path), "smoke")]
     runs = {spec.recipe.name: spec for spec in specs if spec.method == "set"}
     assert runs["trunk"].starts_from is None
@@ -128,9 +122,6 @@ def test_a_grid_continues_another_at_the_step_where_its_rate_decays(tmp_path):
         start = {"run": runs["trunk"].id, "spec_hash": runs["trunk"].hash, "densify": False}
         assert runs[name].to_json()["starts_from"] == start | {"step": step}
         assert step == runs[name].sparsity["update"]["stop"]
-
-
-def test_an_update_after_the_last_step_of_the_constant_rate_takes_place(tmp_path):
     masks = {"update": {"freq": 8, "start": 16, "stop": "decay"}}
     specs = [run.spec for run in study_runs(study(tmp_path, masks=masks), "smoke")]
     stops = {spec.recipe.name: spec.sparsity["update"]["stop"] for spec in specs if spec.sparsity}

@@ -19,7 +19,7 @@ def start(algorithm, values, rate=1.0, **options):
     return layer, driven(algorithm, layer, torch.optim.SGD, rate, **options)
 
 
-def test_topk_takes_what_the_optimizer_wrote_at_masked_places():
+def test_topk_takes_what_the_optimizer_wrote_at_masked_places_by_dense_states():
     layer, optimizer = start(sl.TopK(0.5), [[4.0, 3.0, 2.0, 1.0]])
     assert layer.weight.tolist() == [[4, 3, 0, 0]]
     # From masked zeros to -5 and 1: the larger one is in at once, with its value.
@@ -28,9 +28,6 @@ def test_topk_takes_what_the_optimizer_wrote_at_masked_places():
     # 3 - 2 = 1 was dropped at once; what the mask hides is gone, unlike with Top-KAST.
     step(layer, optimizer, [[0.0, -4.5, 0.0, 0.0]])
     assert layer.weight.tolist() == [[0, 4.5, -5, 0]]
-
-
-def test_topk_leaves_states_dense():
     layer, optimizer = start(sl.TopK(0.5), [[4.0, 3.0, 2.0, 1.0]], momentum=0.5)
     step(layer, optimizer, [[0.0, 0.0, 0.0, 1.0]])
     assert optimizer.state[layer.weight]["momentum_buffer"].tolist() == [[0, 0, 0, 1]]
@@ -64,7 +61,7 @@ def test_topk_clips_the_root_mean_square(gradient, expected):
     assert layer.weight.tolist()[0] == pytest.approx(expected)
 
 
-def test_topkast_trains_the_backward_set_and_nothing_else():
+def test_topkast_trains_the_backward_set_alone_and_regularizes_by_density():
     algorithm = sl.TopKAST(0.75, update={"freq": 2}, backward_sparsity=0.5)
     layer, optimizer = start(algorithm, [[4.0, 3.0, 2.0, 1.0]], weight_decay=0.5)
     assert layer.weight.tolist() == [[4, 0, 0, 0]]
@@ -77,9 +74,6 @@ def test_topkast_trains_the_backward_set_and_nothing_else():
     assert algorithm.hidden_weight(layer.weight).tolist() == [[1, 1.75, 2, 1]]
     assert layer.weight.tolist() == [[0, 0, 2, 0]]
     assert algorithm.trained(layer.weight).int().tolist() == [[0, 1, 1, 0]]
-
-
-def test_topkast_regularizes_by_density():
     algorithm = sl.TopKAST(0.75, update=9, backward_sparsity=0.5, regularization=0.1)
     layer, optimizer = start(algorithm, [[4.0, 3.0, 2.0, 1.0]])
     step(layer, optimizer, [[0.0, 0.0, 0.0, 0.0]])
@@ -87,7 +81,7 @@ def test_topkast_regularizes_by_density():
     assert algorithm.hidden_weight(layer.weight).tolist()[0] == pytest.approx(expected)
 
 
-def test_srste_decays_hidden_weights_and_follows_them():
+def test_srste_decays_hidden_weights_and_misses_them_in_a_state():
     algorithm = sl.SRSTE(0.5, score_shaper="2:4", decay=0.1)
     layer, optimizer = start(algorithm, [[4.0, 3.0, 2.0, 1.0, 1.0, 2.0, 3.0, 4.0]])
     assert layer.weight.tolist() == [[4, 3, 0, 0, 0, 0, 3, 4]]
@@ -95,9 +89,6 @@ def test_srste_decays_hidden_weights_and_follows_them():
     whole = algorithm.hidden_weight(layer.weight).tolist()[0]
     assert whole == pytest.approx([4, 3, 2 + 2 - 0.2, 0.9, 0.9, 1.8, 3, 4])
     assert layer.weight.tolist()[0] == pytest.approx([4, 0, 3.8, 0, 0, 0, 3, 4])
-
-
-def test_a_state_without_hidden_weights_is_refused():
     algorithm = sl.SRSTE(0.5, seed=0)
     start(algorithm, [[4.0, 3.0, 2.0, 1.0]])
     with pytest.raises(ValueError, match="has no whole weights"):

@@ -121,9 +121,6 @@ def test_saliency_keeps_the_largest_products_of_weight_and_gradient():
     assert present(model) == [0, 1, 4]
     step(model, optimizer, [1.0, 1.0, 99.0, 99.0, 1.0, 99.0])
     assert present(model) == [0, 1, 4]  # absent positions do not come back
-
-
-def test_saliency_without_a_gradient_is_one_sentence():
     model = row(1.0, 2.0)
     algorithm = sl.SaliencyPruning(0.5)
     algorithm.apply(model)

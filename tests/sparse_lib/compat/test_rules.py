@@ -17,11 +17,14 @@ from tests.cases import driven, make_model, train
 ALL = sl.GMP, sl.SET, sl.RigL, sl.GraNet
 
 
-def test_names_and_objects():
+def test_names_objects_and_the_distributions_that_rules_have():
     assert rules_of(None) is EXACT and rules_of("cstorch-2.10") is rules_of(CSTORCH) is CSTORCH
     for unknown in ("2.9", 3, [], {}):
         with pytest.raises(ValueError, match=r"compat must be None or 'cstorch-2.10', not "):
             rules_of(unknown)
+    sl.Static(0.5, distribution="uniform", compat="cstorch-2.10").apply(make_model())
+    with pytest.raises(ValueError, match="'erk' is not known to compat='cstorch-2.10'"):
+        sl.Static(0.5, distribution="erk", compat="cstorch-2.10")
 
 
 @pytest.mark.parametrize("cls", [sl.Static, *ALL])
@@ -66,12 +69,6 @@ def test_global_pruning_may_empty_a_tensor():
     for rules, kept in ((EXACT, [3, 1]), (CSTORCH, [4, 0])):
         masks = make_masks_global_topk(scores, 0.5, compat=rules)
         assert [int(mask.sum()) for mask in masks.values()] == kept
-
-
-def test_distributions_that_the_rules_do_not_have_are_refused():
-    sl.Static(0.5, distribution="uniform", compat="cstorch-2.10").apply(make_model())
-    with pytest.raises(ValueError, match="'erk' is not known to compat='cstorch-2.10'"):
-        sl.Static(0.5, distribution="erk", compat="cstorch-2.10")
 
 
 def test_a_drop_fraction_comes_back_up_with_its_cosine():

@@ -59,27 +59,29 @@ def test_spdf_table(config, published):
         assert ours == gpt_training_step(**sizes, sequence_length=2048, sparsity=sparsity)
 
 
-def test_sparse_cost_is_two_flops_per_position_and_nonzero():
+def test_a_sparse_cost_is_two_flops_per_nonzero_of_all_but_attention():
     flops = count(nn.Sequential(nn.Linear(10, 100)), batch_size=7)
     assert flops.forward({"0.weight": 0.9}) == 2 * 7 * 100
     assert flops.forward({"0.weight": 1.0}) == 0
     parts = flops.parts({"0.weight": 0.9}, dense_weight_grad=True)
     assert parts == {"forward": 1400, "input_gradient": 1400, "weight_gradient": 14000}
-
-
-def test_attention_is_never_sparse_and_a_tied_weight_follows_its_first_name():
     flops = count(gpt2(), batch_size=1, sequence_length=T)
     gone = flops.forward(dict.fromkeys(flops.uniform(1.0), 1.0))
     assert gone == L * 4 * T * T * D + 2 * T * D * V
     assert flops.forward() - flops.forward({"transformer.wte.weight": 1.0}) == 2 * T * D * V
 
 
-def test_torch_attention_is_counted_in_module():
+def test_torch_attention_and_bilinear_layers_by_hand():
     model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     inputs = {"src": torch.zeros(B, T, 8)}
     assert count(model, batch_size=B, inputs=inputs).forward() == B * (
         2 * T * (4 * 64 + 2 * 128) + 4 * T * T * 8
     )
+    layer = nn.Bilinear(4, 5, 6)
+    x, y = torch.ones(3, 4, requires_grad=True), torch.ones(3, 5, requires_grad=True)
+    with Ledger() as ledger:
+        layer(x, y)
+    assert ledger.executed_flops == 2 * 3 * 4 * 5 * 6 == count(layer, (x, y)).forward()
 
 
 def test_counting_leaves_model_and_random_state_alone():
@@ -168,7 +170,7 @@ def test_a_weight_whose_zeros_a_function_fills_is_dense(fill):
     assert {layer.operation for layer in flops.layers} == {"product", "linear"}
 
 
-def test_a_sum_of_two_weights_is_dense_where_either_is():
+def test_weights_that_are_added_used_in_part_or_filled_by_the_model():
     class Sum(Joined):
         def forward(self, x):
             return F.linear(x, self.q.weight + self.k.weight[:10])
@@ -176,8 +178,14 @@ def test_a_sum_of_two_weights_is_dense_where_either_is():
     flops = count(Sum(), torch.ones(5, 8))
     assert flops.forward({"q.weight": 0.75}) == flops.forward() == 2 * 5 * 8 * 10
 
+    class Half(nn.Linear):
+        def forward(self, x):
+            return F.linear(x, self.weight[: self.out_features // 2])
 
-def test_a_tensor_that_the_model_makes_on_the_cpu_has_a_shape_like_any_other():
+    flops = count(Half(8, 6, bias=False), torch.ones(5, 8))
+    assert flops.forward() == 2 * 5 * 8 * 3
+    assert flops.forward({"weight": 0.5}) == 5 * 8 * 3
+
     class Lower(nn.Linear):
         def forward(self, x):
             return F.linear(x, self.weight.masked_fill(torch.ones(30, 8).bool().triu(1), 0))
@@ -198,16 +206,6 @@ def test_only_products_beside_a_softmax_are_attention():
     for kind, make in (("product", Scan), ("attention", Attention)):
         (layer,) = count(make(), inputs).layers
         assert (layer.operation, layer.dense_flops) == (kind, 2 * 2 * 3 * 4 * 5)
-
-
-def test_a_weight_used_in_part_costs_its_part():
-    class Half(nn.Linear):
-        def forward(self, x):
-            return F.linear(x, self.weight[: self.out_features // 2])
-
-    flops = count(Half(8, 6, bias=False), torch.ones(5, 8))
-    assert flops.forward() == 2 * 5 * 8 * 3
-    assert flops.forward({"weight": 0.5}) == 5 * 8 * 3
 
 
 class Prototypes(nn.Module):
@@ -299,14 +297,6 @@ def test_convolutions_by_hand(layer, multiply_adds):
     with Ledger() as ledger:
         layer(x).sum().backward()
     assert ledger.executed_flops == 3 * 2 * 2 * multiply_adds == count(layer, x).training_step()
-
-
-def test_bilinear_layers_by_hand():
-    layer = nn.Bilinear(4, 5, 6)
-    x, y = torch.ones(3, 4, requires_grad=True), torch.ones(3, 5, requires_grad=True)
-    with Ledger() as ledger:
-        layer(x, y)
-    assert ledger.executed_flops == 2 * 3 * 4 * 5 * 6 == count(layer, (x, y)).forward()
 
 
 @pytest.mark.parametrize("implementation", ["eager", "batched_mm", "grouped_mm"])

@@ -31,14 +31,11 @@ def test_resnets_for_imagenet_as_the_authors_count(depths, published):
     assert ift.authors_flops(resnet(depths), image_size=224) == published
 
 
-def test_resnet18_for_cifar_as_the_authors_count():
+def test_what_the_authors_count_beyond_multiply_adds():
     model = resnet(RESNET18, cifar=True)
     assert ift.authors_flops(model, image_size=32, pooling=False) == 1_115_226_800
     # The global pooling of 512 channels of 4 x 4 is a module here and a function there.
     assert ift.authors_flops(model, image_size=32) == 1_115_226_800 + 512 * 4 * 4
-
-
-def test_what_the_authors_count_beyond_multiply_adds():
     model = resnet(RESNET18)
     ours = sl.count_flops(model, batch_size=1, image_size=224).forward()
     # By hand: width, side of the maps and number of convolutions (each with its norm).

@@ -48,10 +48,14 @@ def test_density_follows_the_formula(distribution, used):
     assert len(partial) >= 2 and max(scales) == pytest.approx(min(scales), rel=0.01)
 
 
-def test_small_layers_become_dense_by_hand():
+def test_small_layers_become_dense_and_global_is_one_ranking():
     # Raw densities 10/16 and 104/400; at half of 416 the first would pass 1, so 16 + 192 = 208.
     sparsities = erk({"a": (4, 4, 1, 1), "b": (4, 100)}, 0.5)
     assert sparsities == {"a": 0.0, "b": 1 - 192 / 400}
+    weights = {"a": torch.full((4, 4), 2.0), "b": torch.full((4, 4), -1.0)}
+    assert global_(weights, 0.5) == {"a": 1 / 16, "b": 15 / 16}  # b keeps at least one
+    scores = {"a": torch.zeros(4, 4), "b": torch.ones(4, 4)}
+    assert global_(weights, 0.25, scores=scores) == {"a": 0.5, "b": 0.0}
 
 
 def test_first_and_last_rules():
@@ -63,13 +67,6 @@ def test_first_and_last_rules():
     assert total(SHAPES, sparsities) == ALL
     with pytest.raises(ValueError, match="sparsity 0.99 cannot be met: 'first' and 'last' leave"):
         erk({"a": (10, 10), "b": (2, 2)}, 0.99, first=0.0)
-
-
-def test_global_is_one_ranking():
-    weights = {"a": torch.full((4, 4), 2.0), "b": torch.full((4, 4), -1.0)}
-    assert global_(weights, 0.5) == {"a": 1 / 16, "b": 15 / 16}  # b keeps at least one
-    scores = {"a": torch.zeros(4, 4), "b": torch.ones(4, 4)}
-    assert global_(weights, 0.25, scores=scores) == {"a": 0.5, "b": 0.0}
 
 
 def test_map():

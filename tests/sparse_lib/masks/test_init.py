@@ -42,29 +42,20 @@ def test_shapers_and_compat(name):
     assert peer(weight(10, 1), 0.95, None, generator(0, "w", 0)).sum() == 0
 
 
-def test_topk_and_balanced_topk_by_hand():
+def test_each_method_by_hand():
     param = torch.tensor([[-9.0, 8, 7], [1, -2, 3]])
     assert make_init_method("topk")(param, 0.5).tolist() == [[True] * 3, [False] * 3]
     balanced = make_init_method("balanced_topk")(param, 2 / 3)
     assert balanced.tolist() == [[True, False, False], [False, False, True]]
-
-
-def test_from_zeros_ignores_the_sparsity():
     param = torch.tensor([0.0, -0.0, float("nan"), 1e-30, 2.0, float("inf"), -float("inf")])
     mask = make_init_method("from_zeros", compat=CSTORCH)(param, 0.9)
     assert mask.tolist() == [False] * 3 + [True] * 4
-
-
-def test_checkerboard():
     board = make_init_method("checkerboard")(torch.empty(4, 4), 0.5)
     assert torch.equal(board[0], ~board[1]) and torch.equal(board[0], board[2])
     assert (board[:, 1:] != board[:, :-1]).all()
     assert make_init_method("checkerboard")(torch.empty(4, 4), 1.0).sum() == 0
     columns = make_init_method("checkerboard")(torch.empty(20, 10), 0.8).sum(0)
     assert columns.min() >= 3 and columns.max() <= 5  # evenly spread, not in columns
-
-
-def test_snip_by_hand():
     param = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0, 4.0]))
     with pytest.raises(ValueError, match="'snip' needs gradients"):
         make_init_method("snip")(param, 0.5)

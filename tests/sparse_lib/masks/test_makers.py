@@ -166,15 +166,12 @@ def test_random_ties_within_pools(shaper):
     assert len(pools.unique(dim=0)) > 3
 
 
-def test_blocks_stay_or_go_together():
+def test_blocks_by_hand():
     score = torch.tensor([[1.0, 1, 0, 9], [1, 1, 0, 0], [5, 5, 2, 2], [5, 5, 2, 2]])
     average = make_mask_topk_sparsity(score, 0.5, BlockScoreShaper(2))
     assert average.int().tolist() == [[0, 0, 1, 1]] * 2 + [[1, 1, 0, 0]] * 2
     largest = make_mask_topk_sparsity(score, 0.75, BlockScoreShaper(2, pooling="max"))
     assert largest.int().tolist() == [[0, 0, 1, 1]] * 2 + [[0] * 4] * 2
-
-
-def test_ragged_blocks_and_kernels():
     score = torch.zeros(5, 3, 2, 2)
     score[4, 2] = 1.0  # a block of one row and one column in the corner
     mask = make_mask_topk_sparsity(score, 0.8, BlockScoreShaper((2, 2)))
@@ -226,16 +223,13 @@ def test_global_by_hand():
     assert masks["b"].tolist() == [[False, True]]
 
 
-def test_generators_depend_on_all_three_and_nothing_else():
+def test_generators_depend_on_all_three_and_scores_of_half_precision_do_not_tie():
     state = torch.get_rng_state()
     keys = [(0, "fc.weight", 0), (1, "fc.weight", 0), (0, "fc2.weight", 0), (0, "fc.weight", 1)]
     seeds = [generator(*key).initial_seed() for key in keys]
     # A constant: Python's own hash of a string would differ between processes.
     assert len({*seeds}) == 4 and seeds[0] == 7727498849340917847
     assert torch.equal(state, torch.get_rng_state())
-
-
-def test_random_scores_of_half_precision_do_not_tie():
     score = random_score(torch.empty(4096, dtype=torch.bfloat16), generator(0, "w", 0))
     assert score.dtype == torch.float32 and score.unique().numel() > 4000
 

@@ -20,9 +20,6 @@ def test_overhead_of_half_the_points_predicts_the_others():
     assert SPECS["cs2"].peak_flops == pytest.approx(7.5e15, rel=0.005)  # the published one
     with pytest.raises(ValueError, match="speed-up"):
         sparse_overhead(MATMUL_SPEEDUP, max_inverse_density=1)
-
-
-def test_a_made_up_curve_is_recovered():
     curve = {d: 1 / (1 / d + 0.05 * (1 - 1 / d)) for d in (2, 3, 4)}
     assert sparse_overhead(curve) == pytest.approx(0.05, rel=1e-9)
 

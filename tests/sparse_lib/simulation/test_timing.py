@@ -51,15 +51,12 @@ def test_gpt3_xl_stays_below_the_flop_bound_of_spdf():
     assert 1 < speedup("cs2") < speedup(UNBOUND) < bound
 
 
-def test_csr_bytes_by_hand():
+def test_bytes_of_weights_and_activations_by_hand():
     model = nn.Sequential(nn.Linear(100, 10))
     assert weight_csr_bytes(model, None) == 2 * 1010
     # 100 values of 2 bytes with 2-byte columns, 11 row starts, and a dense bias.
     assert weight_csr_bytes(model, {"0.weight": 0.9}) == 100 * 4 + 11 * 4 + 20
-
-
-def test_activation_memory_of_a_gpt_by_hand():
-    """Per block: 10 times the width; the embedding's output is the first block's input."""
+    # Per block: 10 times the width; the embedding's output is the first block's input.
     batch, length, layers, width = 4, 128, 2, 64
     options = {"batch_size": batch, "sequence_length": length}
     result = simulate(gpt(layers, width), "cs2", **options)

@@ -105,14 +105,11 @@ def test_the_output_head_runs_only_where_a_token_is_scored(model, lm):
     assert rows == [2]
 
 
-def test_a_tokenizer_without_a_prefix_is_refused(model, tokenizer):
+def test_a_tokenizer_that_does_not_fit_is_refused(model, tokenizer):
     bare = copy.deepcopy(tokenizer)
     bare.bos_token = bare.eos_token = None
     with pytest.raises(ValueError, match="neither bos_token nor eos_token"):
         CausalLM(model, bare, batch_size=4)
-
-
-def test_a_token_that_the_model_does_not_know_is_refused(model, tokenizer):
     lm = CausalLM(copy.deepcopy(model), tokenizer, batch_size=4)
     tokens = lm.tok_encode("a b")
     lm.model.resize_token_embeddings(max(tokens))

@@ -7,20 +7,14 @@ TEXT = (
 )
 
 
-def test_sentences_are_plain_and_long_enough():
+def test_sentences_are_plain_and_a_swap_is_fixed_for_all_time():
     assert list(sentences([TEXT])) == [
         "The small model learns to read every long document quickly.",
         "This sentence goes over a line break and is still one sentence.",
     ]
-
-
-def test_swap_is_fixed_for_all_time():
     assert swap("The small model learns to read every long document quickly.") == (
         "The small learns model to read every long document quickly."
     )
-
-
-def test_swap_needs_two_different_plain_words():
     assert swap("Torch, NumPy, SciPy, Pandas, Dask, Ray.") is None
     assert swap("He had had Had had, Had.") is None
 
