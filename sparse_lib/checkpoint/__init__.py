@@ -6,7 +6,6 @@ parameter names to tensors.
 """
 
 from sparse_lib.checkpoint.exports import (
-    check_agrees,
     densify,
     export_bitmask,
     export_dense,
@@ -22,7 +21,6 @@ from sparse_lib.checkpoint.states import split_state
 
 __all__ = [
     "State",
-    "check_agrees",
     "densify",
     "export_bitmask",
     "export_dense",

@@ -18,7 +18,6 @@ from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
 from sparse_lib.core.optimizers import states_like
-from sparse_lib.core.parameter import take_over
 from sparse_lib.core.registry import algorithm_classes
 from sparse_lib.schedules import HyperParameterSchedule
 
@@ -138,30 +137,27 @@ class BaseSparsityOptimizer(Optimizer, ABC):
         return self.sparsity.step
 
     def hook_module(self, module: nn.Module) -> None:
-        """Make the masks, those made before too, buffers of the module that has the parameters."""
+        """Make the masks, as buffers of the module that has the parameters."""
         mine = {id(p) for group in self.param_groups for p in group["params"]}
         if mine.isdisjoint(id(p) for p in module.parameters()):
             raise ValueError("the module has none of the sparsity optimizer's parameters")
-        made = self.sparsity.sparse_params
-        if made and module is not self._module:
-            take_over(module, {id(sparse.param): sparse.mask for sparse in made.values()})
-            algorithms = [self._algorithm_of_group(group) for group in self.param_groups]
-            groups = zip(self.param_groups, algorithms, strict=True)
-            self.sparsity = Group([(_among(g["params"]), algorithm) for g, algorithm in groups])
-        self._module = module
+        if self.sparsity.sparse_params:
+            return
         self.sparsity.apply(module)
         for sparse in self.sparsity.sparse_params.values():
             sparse.mask.requires_dense = True  # type: ignore[attr-defined]
             self.state[sparse.param]["mask"] = sparse.mask
 
     def initialize_sparsity(self) -> None:
-        """Make the first masks; without a module yet, they live here only."""
-        if not self.sparsity.sparse_params:
-            self.hook_module(self._module or _shell(self.param_groups))
+        """Make the first masks, or leave that to `hook_module` where it names the module."""
+        if self._module is not None:
+            self.hook_module(self._module)
 
     def apply_sparsity(self) -> None:
         """Set masked weights to zero and keep them so; needed before `step`."""
         self.initialize_sparsity()
+        if not self.sparsity.sparse_params:
+            raise RuntimeError("call hook_module(model) before apply_sparsity")
         self._applied = True
         for sparse in self.sparsity.sparse_params.values():
             sparse.prune()
@@ -327,18 +323,3 @@ def _among(params: Iterable[Tensor]) -> Callable[[str, Tensor], bool]:
         return id(param) in wanted
 
     return is_among
-
-
-def _shell(param_groups: Iterable[Mapping[str, Any]]) -> nn.Module:
-    """A module without a forward that owns parameters under their full names."""
-    root = nn.Module()
-    for group in param_groups:
-        for name, param in zip(group["param_names"], group["params"], strict=True):
-            *path, leaf = name.split(".")
-            owner = root
-            for part in path:
-                if part not in owner._modules:
-                    owner.add_module(part, nn.Module())
-                owner = owner.get_submodule(part)
-            owner.register_parameter(leaf, param)
-    return root

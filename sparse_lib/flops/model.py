@@ -64,11 +64,6 @@ class LayerFlops:
     sparsified: bool
     num_kept: int
 
-    @property
-    def num_positions(self) -> int:
-        """Rows (tokens, output pixels) that use each weight, on average; 0 without a weight."""
-        return self.dense_flops // (2 * self.num_weights) if self.num_weights else 0
-
     def with_weights(self, count: int) -> int:
         """Forward FLOPs with ``count`` of its weights (also summed over steps)."""
         return self.dense_flops * count // max(self.num_weights, 1)

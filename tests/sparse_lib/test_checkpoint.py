@@ -130,15 +130,8 @@ def test_files_are_as_small_as_values_and_bits(dtype, bitmask, masks, tmp_path):
         assert torch.equal(checkpoint.read_safetensors(path)[0]["weight"], model.weight)
 
 
-def test_differences_are_named():
+def test_a_present_weight_that_is_nan_is_not_lost():
     model = masked_network()
-    state = checkpoint.export_dense(model)
-    state["4.weight"][0, 0] += 1
-    with pytest.raises(ValueError, match="differ in the values of '4.weight'"):
-        checkpoint.check_agrees(model, state)
-    del state["0.bias"]
-    with pytest.raises(ValueError, match=r"differ in the names \['0.bias'\]"):
-        checkpoint.check_agrees(model, state)
     model[4].weight.data.fill_(math.nan)
     with pytest.raises(ValueError, match="'4.weight' has a present weight that is NaN"):
         checkpoint.export_nan(model)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 import sparse_lib as sl
-from sparse_lib.checkpoint import check_agrees, export_safetensors, read_safetensors, split_state
+from sparse_lib.checkpoint import export_safetensors, read_safetensors, split_state
 from tests.cases import same
 
 LAYOUTS = ("dense", "masks", "nan", "bitmask")
@@ -126,10 +126,6 @@ def test_a_nan_that_is_a_value_stays_one(tmp_path):
         weights, _ = read_safetensors(path)
         assert int(weights["0.weight"].isnan().sum()) == 1
         assert weights["3.running_mean"].isnan().tolist() == [False, True, False, False]
-    other = sl.checkpoint.export_dense(model)
-    other["3.running_mean"][1] = 0.0
-    with pytest.raises(ValueError, match="differ in the values of '3.running_mean'"):
-        check_agrees(model, other)
     with pytest.raises(ValueError, match="has a present weight that is NaN"):
         export_safetensors(model, tmp_path / "nan", layout="nan")
 

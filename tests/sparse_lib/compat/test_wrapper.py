@@ -195,6 +195,9 @@ def test_sparsity_optimizers_by_name_and_pattern():
     assert type(sparsity) is StaticSparsityOptimizer
     names = [group["param_names"] for group in sparsity.param_groups]
     assert names == [["0.weight", "0.bias"], ["2.weight"]]
+    with pytest.raises(RuntimeError, match="hook_module"):
+        sparsity.apply_sparsity()
+    sparsity.hook_module(model)
     sparsity.apply_sparsity()
     levels = [round(s.sparsity, 3) for s in sparsity.sparsity.sparse_params.values()]
     assert levels == [0.75, 0.75, 0.5]
