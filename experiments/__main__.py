@@ -6,6 +6,13 @@ from experiments.preload import hand_over
 
 hand_over(sys.argv[1:])
 
-from experiments.cli.app import main  # noqa: E402  its imports take time
+try:
+    from experiments.cli.app import main  # its imports take time
+except ModuleNotFoundError as error:
+    if str(error.name).startswith("experiments"):
+        raise
+    sys.exit(
+        f"Error: {error}: `make setup` installs it in .venv; `source .venv/bin/activate` first"
+    )
 
 main()

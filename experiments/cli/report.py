@@ -168,7 +168,7 @@ def index(scale: Scale) -> None:
 
 @app.command()
 def publish(scale: Scale) -> None:
-    """Make the report of a scale the committed reference, its records included."""
+    """Make the report of a scale the committed reference, with its records and computed tables."""
     from experiments.findings import evidence, ledger
     from experiments.report import render
 
@@ -179,6 +179,8 @@ def publish(scale: Scale) -> None:
     render.update_readme(Path("README.md"), ledger.nine(judged))
     keep(scale)
     _keep(paths.reports(scale) / "findings.csv", paths.REFERENCE / "findings.csv")
+    for path in sorted((paths.scale(scale) / "computations").glob("*/*.csv")):
+        _keep(path, paths.REFERENCE / path.parent.name / path.name)
 
 
 @app.command()
@@ -191,8 +193,7 @@ def keep(
         ),
     ] = None,
 ) -> None:
-    """Fold finished records of a scale into results/reference, with computed tables and with what
-    `verify` found.
+    """Fold finished records of a scale into results/reference, with what `verify` found.
 
     Records that no study plans leave. One of --from is refused where its spec, code or data are
     not those of here.
@@ -201,15 +202,16 @@ def keep(
     from experiments.cli.verify import came_out
     from experiments.store import reference, verification
 
-    if source is not None:
+    if source is None:
+        kept = reference.fold(reference.read_own(scale))
+        verification.keep(came_out(scale, folder=paths.verified))
+    else:
         from experiments.pack import returned
 
-        _say_kept(reference.fold(read_json(path) for _, path in returned(source)))
-        return
-    _say_kept(reference.fold(reference.read_own(scale)))
-    verification.keep(came_out(scale, folder=paths.verified))
-    for path in sorted((paths.scale(scale) / "computations").glob("*/*.csv")):
-        _keep(path, paths.REFERENCE / path.parent.name / path.name)
+        kept = reference.fold(read_json(path) for _, path in returned(source))
+    _say_kept(kept)
+    if not kept:
+        print(f"Nothing new: {source or paths.scale(scale)} has no other record", file=sys.stderr)
 
 
 def _keep(path: Path, kept: Path) -> None:

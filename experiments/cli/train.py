@@ -46,7 +46,7 @@ def prepare(
         fetch = datasets.get(data).fetch
         if fetch is None:
             raise SpecError(f"data is {data!r}, which travels with the repository: fetch nothing")
-        fetch()
+        print(fetch())
         return
     task, section = find_data(data)
     offline = os.environ.get("HF_HUB_OFFLINE") != "0"

@@ -67,7 +67,10 @@ def verify(
     does the same on all cores.
     """
     found: list[Verified] = []
-    for chosen in named_runs(run, study, scale):
+    named = named_runs(run, study, scale)
+    if out is not None:
+        write_whole(out, b"")  # what cannot be written is told before a run is trained
+    for chosen in named:
         if not trained:
             train_again(chosen, mirror_root(mirror), repeat=True)
         record = paths.verified(chosen.scale, chosen.id) / "record.json"

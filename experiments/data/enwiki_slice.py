@@ -39,8 +39,8 @@ PARTS: dict[str, tuple[str, list[int], str]] = {
 }  # fmt: skip
 
 
-def fetch() -> None:
-    """Download the files, join those of each part, and check them.
+def fetch() -> Path:
+    """Download the files, join those of each part, and check them; returns their folder.
 
     Raises:
         MissingData: If a file cannot be had, or a part is not what was published.
@@ -60,6 +60,7 @@ def fetch() -> None:
         if _sha256(content) != expected:
             raise MissingData(f"{NAME}: {name} of {address} has another SHA-256 than {expected}")
         (FOLDER / name).write_bytes(content)
+    return FOLDER
 
 
 def _sha256(content: bytes) -> str:

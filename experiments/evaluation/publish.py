@@ -34,10 +34,8 @@ def publish(folder: Path, out: Path, card: Card) -> Path:
     """
     model = folder / "model"
     if not (folder / "train.json").is_file() or not model.is_dir():
-        raise UserError(
-            f"{folder} holds no train.json and model/ of a finished run; train it first by "
-            f"snakemake rerun --config run={folder.name}"
-        )
+        again = f"; train it by snakemake rerun --config run={folder.name}" * ("__" in folder.name)
+        raise UserError(f"{folder} holds no train.json and model/ of a finished run{again}")
     if out.exists():
         raise UserError(f"out is {str(out)!r}, which exists; name a new folder")
     train = read_json(folder / "train.json")
@@ -45,7 +43,7 @@ def publish(folder: Path, out: Path, card: Card) -> Path:
     made = out.with_name(f".{out.name}.{os.getpid()}")
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
-        shutil.copytree(model, made, ignore=shutil.ignore_patterns("states"))
+        shutil.copytree(model, made, ignore=shutil.ignore_patterns("states", ".snakemake*"))
         (made / "run.yaml").write_text(yaml.safe_dump(train["spec"], sort_keys=False), "utf-8")
         config = read_json(made / "config.json")
         text = card(

@@ -61,13 +61,13 @@ def test_dry_run_of_all_studies_on_a_clean_checkout(checkout):
 
 
 def test_another_workflow_takes_the_rules_as_a_module_with_a_partial_config(tmp_path):
-    """Where nothing is trained, computed tables are the committed ones."""
-    (tmp_path / "Snakefile").write_text(
-        f"module sparse:\n    snakefile: {str(ROOT / 'Snakefile')!r}\n"
-        "    config: {'scale': 'smoke', 'study': 'flops', 'reuse': 'only'}\n\n"
-        "use rule * from sparse as sparse_*\n"
-    )
-    options = ("-np", "--quiet", "host", "--cores", "1", "sparse_reproduce")
+    """Where nothing is trained, computed tables are the committed ones; a clone may be a link."""
+    (tmp_path / "sparse-training").symlink_to(ROOT)
+    example = (ROOT / "config/README.md").read_text().split("```python\n")[1].split("```")[0]
+    change = '"study": "flops"', '"study": "flops", "reuse": "only"'
+    (tmp_path / "Snakefile").write_text(example.replace(*change))
+    run = f"results/smoke/runs/{min(all_runs('smoke'))}/record.json"
+    options = ("-np", "--quiet", "host", "--cores", "1", "sparse_reproduce", run)
     place = ("--directory", str(tmp_path), "--snakefile", str(tmp_path / "Snakefile"))
     text = said(*options, *place)
     assert re.search(r"^sparse_page_flops +1$", text, re.MULTILINE)
@@ -131,7 +131,7 @@ def test_a_run_trains_again_after_its_code_changed_and_not_after_other_code(copy
         assert bool(re.search(r"^train +1$", text, re.MULTILINE)) == is_its_own, text
 
 
-def test_records_and_tables_are_kept_but_for_studies_without_runs(copy):
+def test_records_alone_are_kept_and_those_of_studies_without_runs_stay(copy):
     run = next(run for run in all_runs("smoke").values() if run.studies == ("spdf",))
     record = reference.find(next(name for name in reference.entries() if "llama" in name))
     record |= {"run": run.id, "spec": run.spec.to_json(), "spec_hash": run.spec_hash}
@@ -139,20 +139,23 @@ def test_records_and_tables_are_kept_but_for_studies_without_runs(copy):
     made.parent.mkdir(parents=True)
     made.write_text(json.dumps(record))
     parquet.write([record], copy / "results/smoke/spdf")
-    written = {"results/smoke/computations/flops/t.csv": "results/reference/flops/t.csv"}
-    unkept = "results/smoke/spdf/records.csv", "results/smoke/sparse_ift_vision/records.csv"
-    for name in (*written, *unkept):
-        (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        (copy / name).write_text(f"new {name}")
-    other = [*copy.glob("results/reference/sparse_ift_vision/*")]
+    unkept = "spdf/records.csv", "sparse_ift_vision/records.csv", "computations/flops/published.csv"
+    for name in unkept:
+        path = copy / "results/smoke" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"new {name}")
+    other = [
+        *copy.glob("results/reference/[!s]*/*"),
+        *copy.glob("results/reference/sparse_ift_vision/*"),
+    ]
     before = [path.read_bytes() for path in other]
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments", "keep", "--scale", "smoke"],
-        cwd=copy, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    keep = [sys.executable, "-m", "experiments", "keep", "--scale", "smoke"]
+    first, second = (
+        subprocess.run(keep, cwd=copy, capture_output=True, text=True, check=True) for _ in range(2)
+    )
     tables = {f"results/reference/spdf/{name}.parquet" for name in parquet.TABLES}
-    assert {*done.stdout.split()} - tables == {*written.values()}
-    assert all((copy / kept).read_text() == f"new {name}" for name, kept in written.items())
+    assert {*first.stdout.split()} <= tables and not second.stdout
+    assert not first.stderr and "has no other record" in second.stderr
     assert parquet.read(copy / "results/reference/spdf", [run.id]) == [record]
     assert [path.read_bytes() for path in other] == before
 

@@ -7,9 +7,15 @@ from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
 # The studies are no package: those beside the Snakefile run, wherever its jobs do.
-sys.path.insert(0, workflow.basedir)
+sys.path.insert(0, os.path.realpath(f"{workflow.current_basedir}/../.."))
 
-from experiments import preload, progress, request
+try:
+    from experiments import preload, progress, request
+except ModuleNotFoundError as error:
+    raise WorkflowError(
+        f"{error}: the rules run in a clone of their repository; name its Snakefile in "
+        "`module`, or start with PYTHONPATH=<clone>"
+    ) from None
 from experiments.errors import UserError
 from experiments.specs import code
 
