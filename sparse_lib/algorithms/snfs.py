@@ -13,7 +13,7 @@ from sparse_lib.core import distributed
 from sparse_lib.core.drop_and_grow import DropAndGrow
 from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.masks import shards
-from sparse_lib.masks.counts import num_true
+from sparse_lib.masks.counts import allot, num_true
 from sparse_lib.masks.makers import (
     add_best,
     make_mask_drop_minimum,
@@ -146,36 +146,3 @@ class SNFS(DropAndGrow):
             name: momentum.to(self.sparse_params[name].param.device, copy=True)
             for name, momentum in momenta.items()
         }
-
-
-def allot(total: int, strength: Mapping[str, float], room: Mapping[str, int]) -> dict[str, int]:
-    """Share a number out in proportion to strengths, none getting more than it has room for.
-
-    What finds no room goes to the others in the same proportion; fractions are rounded by largest
-    remainder, of equal ones the first. Where the strengths of all with room are zero, they count as
-    equal. ``total`` is at most the sum of ``room``.
-
-    >>> allot(10, {"a": 3.0, "b": 1.0, "c": 1.0}, {"a": 4, "b": 9, "c": 9})
-    {'a': 4, 'b': 3, 'c': 3}
-    """
-    shares = dict.fromkeys(room, 0)
-    free = [name for name in room if room[name] > 0]
-    while total > 0 and free:
-        weights = {name: strength[name] for name in free}
-        if not sum(weights.values()) > 0:
-            weights = dict.fromkeys(free, 1.0)
-        scale = total / sum(weights.values())
-        full = [name for name in free if weights[name] * scale >= room[name]]
-        if full:
-            for name in full:
-                shares[name] = min(room[name], total)
-                total -= shares[name]
-            free = [name for name in free if name not in full]
-            continue
-        exact = {name: weights[name] * scale for name in free}
-        shares |= {name: int(value) for name, value in exact.items()}
-        spare = total - sum(shares[name] for name in free)
-        for name in sorted(free, key=lambda name: int(exact[name]) - exact[name])[:spare]:
-            shares[name] += 1
-        return shares
-    return shares

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
@@ -52,3 +52,52 @@ def settled(counts: Iterable[int | Tensor]) -> list[int]:
         numbers: list[int] = torch.stack([torch.as_tensor(count) for count in found]).tolist()
         return numbers
     return [int(count) for count in found]
+
+
+def allot(
+    total: int,
+    strength: Mapping[str, float],
+    room: Mapping[str, int],
+    size: Mapping[str, int] | None = None,
+    *,
+    least: int = 0,
+) -> dict[str, int]:
+    """Share a number out in proportion to ``strength * size``, none getting more than its room.
+
+    What finds no room goes to the others in the same proportion; fractions are rounded by largest
+    remainder, of equal ones the first. Where the strengths of all with room are zero, they count as
+    equal. ``total`` is at most the sum of ``room``; sizes are 1 unless given. Where there is enough
+    for all that are not full, each of them gets ``least``.
+
+    >>> allot(10, {"a": 3.0, "b": 1.0, "c": 1.0}, {"a": 4, "b": 9, "c": 9})
+    {'a': 4, 'b': 3, 'c': 3}
+    """
+    shares = dict.fromkeys(room, 0)
+    size = size or dict.fromkeys(room, 1)
+    free, scale = [name for name in room if room[name] > 0], 0.0
+    while free:
+        if not any(strength[name] > 0 for name in free):
+            strength = dict.fromkeys(free, 1.0)
+        scale = total / sum(strength[name] * size[name] for name in free)
+        full = [name for name in free if scale * strength[name] * size[name] >= room[name]]
+        if not full:
+            break
+        for name in full:
+            shares[name] = min(room[name], total)
+            total -= shares[name]
+        free = [name for name in free if name not in full]
+    exact = {name: scale * strength[name] * size[name] for name in free}
+    least = least if total >= len(free) else 0
+    shares |= {name: min(room[name], max(least, int(share))) for name, share in exact.items()}
+    spare = total - sum(shares[name] for name in free)
+    by_remainder = sorted(free, key=lambda name: int(exact[name]) - exact[name])
+    while spare > 0:
+        for name in by_remainder:
+            if spare > 0 and shares[name] < room[name]:
+                shares[name] += 1
+                spare -= 1
+    while spare < 0:
+        largest = max(free, key=lambda name: shares[name])
+        shares[largest] -= 1
+        spare += 1
+    return shares

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from sparse_lib.checks import check_finite, check_fraction, closest
-from sparse_lib.masks.counts import num_nonzero, num_true
+from sparse_lib.masks.counts import allot, num_nonzero, num_true
 from sparse_lib.masks.init import SCORED, score_of
 from sparse_lib.masks.makers import make_masks_global_topk, visible_magnitude
 from sparse_lib.rules import Rules, rules_of
@@ -77,9 +77,25 @@ def er(
     >>> erk({"conv": (4, 4, 1, 1), "fc": (4, 100)}, 0.5)["conv"]
     0.0
     """
-    sizes = {name: tuple(shape)[name in experts :] for name, shape in shapes.items()}
-    sizes = sizes if kernels else {name: size[:2] for name, size in sizes.items()}
-    return _proportional(shapes, sizes, sparsity, power_scale, _fixed(shapes, first, last))
+    check_fraction(sparsity, "sparsity")
+    check_finite(power_scale, "distribution.power_scale", least=0)
+    numel = {name: math.prod(shape) for name, shape in shapes.items()}
+    strength = {}
+    for name, shape in shapes.items():
+        sizes = tuple(shape)[name in experts :][: None if kernels else 2] or (1,)
+        strength[name] = (sum(sizes) / max(1, math.prod(sizes))) ** power_scale
+    fixed = _fixed(shapes, first, last)
+    budget = num_nonzero(sparsity, sum(numel.values()))
+    budget -= sum(num_nonzero(value, numel[name]) for name, value in fixed.items())
+    room = {name: size for name, size in numel.items() if size and name not in fixed}
+    if not 0 <= budget <= sum(room.values()):
+        raise ValueError(
+            f"sparsity {sparsity!r} cannot be met: 'first' and 'last' leave {budget} non-zeros "
+            f"for {sum(room.values())} other weights"
+        )
+    counts = allot(budget, strength, room, room, least=1)
+    found = fixed | {name: 1.0 - count / numel[name] for name, count in counts.items()}
+    return {name: found.get(name, float(sparsity)) for name in shapes}
 
 
 erk = functools.partial(er, kernels=True)
@@ -156,73 +172,6 @@ def _fixed(shapes: Shapes, first: float | None, last: float | None) -> dict[str,
     if names and last is not None:
         fixed[names[-1]] = check_fraction(last, "distribution.last")
     return fixed
-
-
-def _proportional(
-    shapes: Shapes,
-    sizes: Mapping[str, tuple[int, ...]],
-    sparsity: float,
-    power_scale: float,
-    fixed: Mapping[str, float],
-) -> dict[str, float]:
-    check_fraction(sparsity, "sparsity")
-    check_finite(power_scale, "distribution.power_scale", least=0)
-    numel = {name: math.prod(shape) for name, shape in shapes.items()}
-    sizes = {name: dims or (1,) for name, dims in sizes.items()}
-    raw = {name: (sum(d) / max(1, math.prod(d))) ** power_scale for name, d in sizes.items()}
-    result = dict(fixed)
-    budget = num_nonzero(sparsity, sum(numel.values())) - sum(
-        num_nonzero(value, numel[name]) for name, value in fixed.items()
-    )
-    free = [name for name in shapes if name not in fixed and numel[name]]
-    if not 0 <= budget <= sum(numel[name] for name in free):
-        raise ValueError(
-            f"sparsity {sparsity!r} cannot be met: 'first' and 'last' leave {budget} non-zeros "
-            f"for {sum(numel[name] for name in free)} other weights"
-        )
-    counts = _solve(raw, numel, free, budget)
-    result.update({name: 1.0 - counts[name] / numel[name] for name in free})
-    return {name: result.get(name, float(sparsity)) for name in shapes}
-
-
-def _solve(
-    raw: Mapping[str, float], numel: Mapping[str, int], free: list[str], budget: int
-) -> dict[str, int]:
-    """Integer counts that sum to the budget, with density ``scale * raw``, dense when full."""
-    counts: dict[str, int] = {}
-    rest = list(free)
-    while rest:
-        scale = budget / sum(raw[name] * numel[name] for name in rest)
-        full = [name for name in rest if scale * raw[name] >= 1]
-        if not full:
-            break
-        for name in full:
-            counts[name] = numel[name]
-            budget -= numel[name]
-        rest = [name for name in rest if name not in full]
-    shares = {name: scale * raw[name] * numel[name] for name in rest} if rest else {}
-    counts.update(_round_to_total(shares, numel, budget))
-    return counts
-
-
-def _round_to_total(
-    shares: Mapping[str, float], numel: Mapping[str, int], total: int
-) -> dict[str, int]:
-    """Largest remainders; each share gets at least 1 where the total allows it."""
-    floor = 1 if total >= len(shares) else 0
-    counts = {name: min(numel[name], max(floor, int(share))) for name, share in shares.items()}
-    spare = total - sum(counts.values())
-    by_remainder = sorted(shares, key=lambda name: int(shares[name]) - shares[name])
-    while spare > 0:
-        for name in by_remainder:
-            if spare > 0 and counts[name] < numel[name]:
-                counts[name] += 1
-                spare -= 1
-    while spare < 0:
-        largest = max(counts, key=lambda name: counts[name])
-        counts[largest] -= 1
-        spare += 1
-    return counts
 
 
 DISTRIBUTIONS: dict[str, Callable[..., dict[str, float]]] = {
