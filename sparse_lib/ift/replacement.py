@@ -91,14 +91,16 @@ def _requires_dense(model: nn.Module, layer: LayerDescription, names: list[str])
 
 def replace_layers(
     model: nn.Module,
+    sparsity: float,
     layers: str | Sequence[str] | None,
+    *,
     family: str,
-    make: Callable[[nn.Module, int, int], Replacement],
+    make: Callable[[nn.Module, int, int, float], Replacement],
 ) -> tuple[nn.Module, list[str]]:
     """A copy of a model with every chosen layer replaced, and the names of its sparse weights.
 
-    ``layers`` is as of `transformable`; ``make`` takes a layer of the copy, its inputs per output
-    and its outputs.
+    ``layers`` is as of `transformable`; ``make`` takes a layer of the copy, its inputs per output,
+    its outputs and the sparsity.
 
     Raises:
         ValueError: If a layer is not a Linear, a transformers ``Conv1D`` or a ``Conv2d``, or shares
@@ -123,7 +125,7 @@ def replace_layers(
                 f"{ties[layer.weight_name]!r}; choose other layers with layers=[globs]"
             )
         try:
-            new = make(dense, layer.fan_in, layer.numel // layer.fan_in)
+            new = make(dense, layer.fan_in, layer.numel // layer.fan_in, sparsity)
         except ValueError as error:
             raise ValueError(f"family {family!r} at layer {layer.name!r}: {error}") from None
         new.train(dense.training)

@@ -117,21 +117,23 @@ def make_report(
 
     FLOPs are None where they are unknown; ``sparsity`` is what set the sizes.
     """
-    parts = _parts(describe(model), describe(new))
     old_flops, new_flops = _by_layer(before), _by_layer(after, targets)
+
+    def nonzero(layers: Iterable[LayerDescription]) -> int:
+        return sum(num_nonzero(targets.get(la.weight_name, 0.0), la.numel) for la in layers)
+
     rows = []
-    for name, (old, replaced) in parts.items():
-        names = [layer.weight_name for layer in replaced]
+    for name, (old, replaced) in _parts(describe(model), describe(new)).items():
         rows.append(
             LayerReport(
                 name=name,
                 operation=old[0].kind,
-                sparsity=max((targets.get(weight, 0.0) for weight in names), default=0.0),
+                sparsity=max((targets.get(la.weight_name, 0.0) for la in replaced), default=0.0),
                 weights_before=sum(layer.numel for layer in old),
                 weights_after=sum(layer.numel for layer in replaced),
-                nonzero_after=_nonzero(replaced, targets),
-                flops_before=_total(old_flops, [layer.weight_name for layer in old]),
-                flops_after=_total(new_flops, names),
+                nonzero_after=nonzero(replaced),
+                flops_before=_total(old_flops, old),
+                flops_after=_total(new_flops, replaced),
             )
         )
     if before is not None and new_flops is not None:
@@ -142,7 +144,6 @@ def make_report(
         ]
     masked = [layer for layer in describe(new) if layer.weight_name in targets]
     parameters = sum(p.numel() for p in new.parameters())
-    zeros = sum(layer.numel for layer in masked) - _nonzero(masked, targets)
     return Report(
         family=family,
         sparsity=float(sparsity),
@@ -150,7 +151,7 @@ def make_report(
         layers=tuple(rows),
         parameters_before=sum(p.numel() for p in model.parameters()),
         parameters_after=parameters,
-        nonzero_after=parameters - zeros,
+        nonzero_after=parameters - sum(layer.numel for layer in masked) + nonzero(masked),
         flops_before=None if before is None else before.forward(),
         flops_after=None if after is None else after.forward(targets),
         input_size=dict(input_size),
@@ -183,9 +184,5 @@ def _by_layer(
     return {f.weight_name or (f.name,): f.forward_flops(targets) for f in flops.layers}
 
 
-def _total(flops: Mapping[Any, int] | None, weights: list[str]) -> int | None:
-    return None if flops is None else sum(flops.get(weight, 0) for weight in weights)
-
-
-def _nonzero(layers: list[LayerDescription], targets: Mapping[str, float]) -> int:
-    return sum(num_nonzero(targets.get(layer.weight_name, 0.0), layer.numel) for layer in layers)
+def _total(flops: Mapping[Any, int] | None, layers: Iterable[LayerDescription]) -> int | None:
+    return None if flops is None else sum(flops.get(la.weight_name, 0) for la in layers)

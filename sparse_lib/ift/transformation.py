@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -12,18 +13,21 @@ from torch import nn
 from sparse_lib.checks import closest
 from sparse_lib.flops.model import ModelFlops, count
 from sparse_lib.flops.trace import without_memory
-from sparse_lib.ift import doped, factorized, parallel, sltrain, wide
-from sparse_lib.ift.replacement import transformable
+from sparse_lib.ift import families, wide
+from sparse_lib.ift.replacement import Replacement, replace_layers, transformable
 from sparse_lib.ift.report import Report, make_report
 from sparse_lib.ift.sizes import check_sparsity
 from sparse_lib.layers import describe
 
-FAMILIES = {
+_LAYERS: dict[str, type[Replacement]] = {
+    "parallel": families.ParallelLayer,
+    "factorized": families.FactorizedLayer,
+    "doped": families.DopedLayer,
+    "sltrain": families.SLTrainLayer,
+}
+FAMILIES: dict[str, Callable[..., tuple[nn.Module, list[str]]]] = {
     "wide": wide.apply,
-    "parallel": parallel.apply,
-    "factorized": factorized.apply,
-    "doped": doped.apply,
-    "sltrain": sltrain.apply,
+    **{name: partial(replace_layers, family=name, make=make) for name, make in _LAYERS.items()},
 }
 """Name to ``apply(model, sparsity, layers) -> (new model, names of its sparse weights)``."""
 
@@ -45,8 +49,8 @@ def transform(
 
     Stem, embeddings, norms, output heads, attention products, grouped (depthwise) convolutions and
     what carries ``requires_dense`` get no masks. New sizes are rounded to the nearest legal size,
-    halves up; how far FLOPs are off by that is said by ``apply`` of each family, and measured in
-    the report. At sparsity 0 the model comes back as it was, as a copy.
+    halves up; `sparse_lib.ift.families` says how far FLOPs differ by that, and the report measures
+    it. At sparsity 0 the model comes back as it was, as a copy.
 
     Args:
         model: Any module for a family that replaces layers, which are Linear, transformers'
@@ -73,8 +77,16 @@ def transform(
         ValueError: If the family is unknown or cannot apply to the model or a layer, a sparsity is
             outside [0, 1), widths are not legal, or the budget cannot be met.
     """
-    _check_model(model)
-    new, names = _apply(model, family, sparsity, layers)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {model!r}")
+    if not isinstance(family, str):
+        raise TypeError(f"family must be one of {', '.join(FAMILIES)}, not {family!r}")
+    if family not in FAMILIES:
+        raise ValueError(f"family {family!r} is unknown; {closest(family, FAMILIES)}")
+    if check_sparsity(sparsity) == 0:
+        new, names = copy.deepcopy(model), [d.weight_name for d in transformable(model, layers)]
+    else:
+        new, names = FAMILIES[family](model, sparsity, layers)
     size = _input_size(model, sequence_length, image_size)
     before, after = _count(model, size), _count_new(new, size)
     masks = float(sparsity) if budget == "layer" else _solve(before, after, names, budget)
@@ -105,11 +117,12 @@ def solve_sparsity(
     Returns:
         The sparsity, in [0, 1).
     """
-    _check_model(model)
-    model = without_memory(model)
-    new, names = _apply(model, family, sparsity, layers)
-    size = _input_size(model, sequence_length, image_size)
-    return _solve(_count(model, size), _count_new(new, size), names, budget)
+    if isinstance(model, nn.Module):
+        model = without_memory(model)
+    options: dict[str, Any] = {"sequence_length": sequence_length, "image_size": image_size}
+    return transform(model, family, sparsity, budget=budget, layers=layers, **options)[1][
+        "sparsity"
+    ]
 
 
 def _count_new(model: nn.Module, size: dict[str, Any] | None) -> Any:
@@ -127,23 +140,6 @@ def _count_new(model: nn.Module, size: dict[str, Any] | None) -> Any:
             f"the model's code reads what {which} does not have ({cause}), so that layer "
             "cannot be replaced; name the others by layers="
         ) from cause
-
-
-def _check_model(model: nn.Module) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, not {model!r}")
-
-
-def _apply(
-    model: nn.Module, family: str, sparsity: float, layers: str | Sequence[str] | None
-) -> tuple[nn.Module, list[str]]:
-    if not isinstance(family, str):
-        raise TypeError(f"family must be one of {', '.join(FAMILIES)}, not {family!r}")
-    if family not in FAMILIES:
-        raise ValueError(f"family {family!r} is unknown; {closest(family, FAMILIES)}")
-    if check_sparsity(sparsity) == 0:
-        return copy.deepcopy(model), [layer.weight_name for layer in transformable(model, layers)]
-    return FAMILIES[family](model, sparsity, layers)
 
 
 def _input_size(
