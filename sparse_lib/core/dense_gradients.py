@@ -9,11 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from sparse_lib.core import distributed
-from sparse_lib.core.optimizers import gradient_scale
 from sparse_lib.core.parameter import SparseParameter, warn
 from sparse_lib.masks import shards
 
@@ -37,7 +35,7 @@ class DenseGradients:
         self._told_of_combined = False
         self._handles: list[Any] = []
         self.factors: dict[str, float | None] = {}
-        """Factors that `measure` found of gradients that the algorithm has changed in this step."""
+        """By full name, the factor that `measure` found in this step; None where none tells."""
         self._seen: dict[str, tuple[weakref.ref[Tensor], int]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -204,34 +202,21 @@ class DenseGradients:
 
     def as_optimized(self, sparse: SparseParameter, gradient: Tensor) -> Tensor:
         """A dense gradient, unscaled and clipped as ``.grad`` was before the optimizer saw it."""
-        if sparse.name in self.factors:
-            factor = self.factors[sparse.name]
-        else:
-            factor = _factor(sparse.param, gradient)
+        if not self.factors:
+            self.measure()
+        factor = self.factors.get(sparse.name)
         if factor is None and sparse.param.grad is not None:
-            factor = self._factor_of_others()
+            # Loss scales and clipped norms are of all parameters, so another one tells.
+            factor = next((known for known in self.factors.values() if known is not None), None)
         return gradient if factor in (None, 1.0) else gradient * factor
 
-    def measure(self, optimizer: Optimizer) -> None:
-        """Compare gradients that the algorithm is about to change with those kept."""
-        scale = gradient_scale(optimizer)
-        for name, sparse in self._params.items():
-            kept = self.kept.get(name)
-            if kept is not None and sparse.param.grad is not None:
-                factor = _factor(sparse.param, kept)
-                if factor is not None and scale is not None:
-                    factor /= float(scale)
-                self.factors[name] = factor
-
-    def _factor_of_others(self) -> float | None:
-        """That of the first parameter which tells; loss scales and clipped norms are of all."""
-        if self.factors:
-            return next((known for known in self.factors.values() if known is not None), None)
-        for name, sparse in self._params.items():
-            if (kept := self.kept.get(name)) is not None:
-                if (factor := _factor(sparse.param, kept)) is not None:
-                    return factor
-        return None
+    def measure(self, scale: Tensor | None = None) -> None:
+        """Compare ``.grad`` with what is kept; a loss scale is not a part of the factors."""
+        for name, kept in self.kept.items():
+            factor = _factor(self._params[name].param, kept)
+            self.factors[name] = (
+                factor if factor is None or scale is None else factor / float(scale)
+            )
 
     def _is_stale(self, name: str, gradient: Tensor) -> bool:
         """Whether a gradient is the one that the step before saw, unchanged."""

@@ -350,7 +350,7 @@ class Driver:
                 member.dense_gradients.take_given()
             member.dense_gradients.factors.clear()
             if member.uses_dense_gradient and not member.masks_gradients:
-                member.dense_gradients.measure(optimizer)
+                member.dense_gradients.measure(optimizers.gradient_scale(optimizer))
             mask_together(
                 (sparse.guard, gradient)
                 for sparse in member.sparse_params.values()
