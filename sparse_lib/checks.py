@@ -127,20 +127,24 @@ def positional(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
 
 def build(cls: type, arguments: Mapping[str, Any], key: str) -> Any:
     """``cls(**arguments)``; a wrong argument is a SettingError that starts with ``key``."""
-    whole = inspect.signature(cls).parameters
-    various = [p.name for p in whole.values() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    parameters = {name: p for name, p in whole.items() if name not in various}
-    for name in arguments:
-        if name not in parameters and not various:
-            raise SettingError(
-                f"{key} has the unknown key {name!r}; {closest(str(name), parameters)}"
-            )
-    for name, parameter in parameters.items():
-        if parameter.default is parameter.empty and name not in arguments:
-            raise SettingError(
-                f"{key} lacks {name!r}; a {cls.__name__} has {', '.join(parameters)}"
-            )
+    check_arguments(cls, arguments, key)
     try:
         return cls(**arguments)
     except (TypeError, ValueError) as error:
         raise SettingError(f"{key}: {error}") from error
+
+
+def check_arguments(
+    function: Callable[..., Any], arguments: Mapping[str, Any], key: str, hidden: Iterable[str] = ()
+) -> None:
+    """Raise SettingError unless these are a function's arguments but for the ``hidden`` ones."""
+    whole = inspect.signature(function).parameters
+    various = [p.name for p in whole.values() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    parameters = {name: p for name, p in whole.items() if name not in {*various, *hidden}}
+    for name in arguments:
+        if name not in parameters and not various:
+            known = closest(str(name), parameters) if parameters else "it has no keys but 'type'"
+            raise SettingError(f"{key} has the unknown key {name!r}; {known}")
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty and name not in arguments:
+            raise SettingError(f"{key} lacks {name!r}; it has {', '.join(parameters)}")

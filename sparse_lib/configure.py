@@ -62,35 +62,27 @@ def configure(config: Any) -> Group | None:
     config = _unwrap(config)
     if config is None or isinstance(config, Group):
         return config
-    group = Group()
     if isinstance(config, SparsityAlgorithm):
-        group.add(default_filter, config)
-    elif isinstance(config, numbers.Real) and not isinstance(config, bool):
-        _add(group, {"sparsity": config})
-    elif isinstance(config, Mapping):
-        _add(group, config)
-    elif isinstance(config, (list, tuple)) and config:
-        for entry in config:
-            if not isinstance(entry, Mapping):
-                raise SettingError(f"a list of sparsity configs must hold dicts, not {entry!r}")
-            _extend(group, entry)
-    else:
+        return Group([(default_filter, config)])
+    if isinstance(config, numbers.Real) and not isinstance(config, bool):
+        config = {"sparsity": config}
+    is_list = isinstance(config, (list, tuple)) and len(config) > 0
+    if not (is_list or isinstance(config, Mapping)):
         raise SettingError(
             "a sparsity config must be a number, a dict or a list of dicts, not "
             f"{config!r}{about_number(config)}"
         )
+    group = Group()
+    for entry in config if is_list else [config]:
+        if not isinstance(entry, Mapping):
+            raise SettingError(f"a list of sparsity configs must hold dicts, not {entry!r}")
+        if isinstance(inner := _unwrap(entry), Mapping):
+            _add(group, inner)
+        elif (made := configure(inner)) is not None:
+            group.extend(made)
+        else:
+            raise SettingError(f"{entry!r}, in a list of sparsity configs, describes no algorithm")
     return group
-
-
-def _extend(group: Group, config: Mapping[str, Any]) -> None:
-    inner = _unwrap(config)
-    if isinstance(inner, Mapping):
-        _add(group, inner)
-    else:
-        made = configure(inner)
-        if made is None:
-            raise SettingError(f"{config!r}, in a list of sparsity configs, describes no algorithm")
-        group.extend(made)
 
 
 def _unwrap(config: Any) -> Any:

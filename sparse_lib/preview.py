@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -24,8 +24,8 @@ from sparse_lib.core.parameter import IS_PLANNED, SparseParameter
 from sparse_lib.core.unreached import unreached
 from sparse_lib.flops.model import ModelFlops, count
 from sparse_lib.flops.trace import without_memory
-from sparse_lib.layers import DENSE_ROLES, LayerDescription, Layout, describe, why_dense
-from sparse_lib.masks.counts import num_nonzero
+from sparse_lib.layers import DENSE_ROLES, LayerDescription, describe, why_dense
+from sparse_lib.masks.counts import num_nonzero, num_true
 from sparse_lib.masks.shapers import (
     InputGroupScoreShaper,
     NMScoreShaper,
@@ -182,8 +182,7 @@ def plan(
         num_steps = check_integer(num_steps, "num_steps", 1)
     is_algorithm = isinstance(config, SparsityAlgorithm)
     algorithm = copy.deepcopy(config) if is_algorithm else configure(config)
-    owners: dict[str, SparsityAlgorithm] = {}
-    end: dict[str, float | None] = {}
+    sparse_rows: dict[str, dict[str, Any]] = {}
     notes: list[str] = []
     by_shape = algorithm is not None and counts_follow_from_shapes(algorithm, model)
     if algorithm is not None:
@@ -198,9 +197,8 @@ def plan(
             warnings.simplefilter("always")
             algorithm.apply(twin)
         notes = [str(warning.message) for warning in caught]
-        owners = {name: member for member in algorithm.algorithms for name in member.sparse_params}
-        for member in set(owners.values()):
-            end |= _final_targets(member, num_steps)
+        for member in algorithm.algorithms:
+            sparse_rows |= _sparse_rows(member, num_steps, by_shape)
         notes += [] if num_steps is None else unreached(algorithm, num_steps)
     described = describe(model)
     layers = {layer.weight_name: layer for layer in described}
@@ -210,16 +208,18 @@ def plan(
             ties.setdefault(layer.tied_to, []).append(layer.weight_name)
     rows = []
     for name, parameter in model.named_parameters():
-        owner = owners.get(name)
-        reason = why_dense(name, parameter, model) if owner is None else None
-        row = _row(name, parameter, layers.get(name), owner, end, reason, by_shape)
-        also = f" (also {', '.join(ties[name])})" if name in ties else ""
-        rows.append(replace(row, reason=row.reason + also))
-    flops = None
-    size: dict[str, Any] = {"sequence_length": sequence_length, "image_size": image_size}
-    size |= {"inputs": inputs}
-    if batch_size is not None or any(value is not None for value in size.values()):
-        flops = count(model, batch_size=1 if batch_size is None else batch_size, **size)
+        found = sparse_rows.get(name)
+        if found is None:
+            reason = why_dense(name, parameter, model) or "no filter matched"
+            found = {"algorithm": None, "reason": reason, "sparsity": 0.0, "final_sparsity": 0.0}
+            found["num_nonzero"] = parameter.numel()
+        found["reason"] += f" (also {', '.join(ties[name])})" if name in ties else ""
+        facts: dict[str, Any] = {"name": name, "shape": tuple(parameter.shape)}
+        facts |= {"kind": layers[name].kind if name in layers else "bias"}
+        rows.append(PlannedParameter(**facts, **found, num_weights=parameter.numel()))
+    flops, size = None, {"sequence_length": sequence_length, "image_size": image_size}
+    if any(value is not None for value in (batch_size, inputs, *size.values())):
+        flops = count(model, inputs, batch_size=1 if batch_size is None else batch_size, **size)  # type: ignore[arg-type]
     notes += [n for row in rows for n in _warnings(row, layers.get(row.name), ties.get(row.name))]
     return Plan(parameters=tuple(rows), warnings=tuple(notes), flops=flops)
 
@@ -285,49 +285,30 @@ def _full_mask(sparse: SparseParameter, sparsity: float) -> Tensor:
     return torch.ones_like(sparse.param, dtype=torch.bool)
 
 
-def num_kept(
-    algorithm: SparsityAlgorithm, shape: tuple[int, ...], layout: Layout | None, sparsity: float
-) -> int:
-    """Weights that a mask of a shape keeps at a sparsity."""
-    shaper = algorithm.score_shaper or ScoreFlattener()
-    pools, _ = shaper.for_layer(layout)(torch.empty(shape, device="meta"))
+def _sparse_rows(
+    algorithm: SparsityAlgorithm, num_steps: int | None, by_shape: bool
+) -> dict[str, dict[str, Any]]:
+    """What an algorithm decides of each of its parameters, by full name."""
+    rows, kind, end = {}, type(algorithm).__name__, _final_targets(algorithm, num_steps)
+    for name, sparse in algorithm.sparse_params.items():
+        rows[name] = {
+            "algorithm": kind,
+            "reason": f"sparsified by {kind}{'' if sparse.param.requires_grad else ', frozen'}",
+            "sparsity": float(sparse.target),
+            "final_sparsity": end[name],
+            "num_nonzero": _num_kept(algorithm, sparse) if by_shape else num_true(sparse.mask),
+            "mask_bytes": bytes_of_mask(sparse.param, changes=algorithm.updates_masks),
+        }
+    return rows
+
+
+def _num_kept(algorithm: SparsityAlgorithm, sparse: SparseParameter) -> int:
+    """Weights that a first mask keeps, by the shape alone."""
+    shaper = (algorithm.score_shaper or ScoreFlattener()).for_layer(sparse.layout)
+    pools, _ = shaper(torch.empty(sparse.param.shape, device="meta"))
     pools = pools.reshape(-1, pools.shape[-1])
-    return pools.shape[0] * shaper.count(sparsity, pools.shape[1], compat=algorithm.rules)
-
-
-def _row(
-    name: str,
-    parameter: nn.Parameter,
-    layer: LayerDescription | None,
-    algorithm: SparsityAlgorithm | None,
-    end: Mapping[str, float | None],
-    dense_reason: str | None,
-    by_shape: bool,
-) -> PlannedParameter:
-    """The row of a parameter, which stays dense without an algorithm."""
-    shape, target, mask_bytes = tuple(parameter.shape), 0.0, 0
-    reason, kept = dense_reason or "no filter matched", parameter.numel()
-    if algorithm is not None:
-        sparse, kind = algorithm.sparse_params[name], type(algorithm).__name__
-        target = float(sparse.target)
-        reason = f"sparsified by {kind}{'' if parameter.requires_grad else ', frozen'}"
-        mask_bytes = bytes_of_mask(parameter, changes=algorithm.updates_masks)
-        if by_shape:
-            kept = num_kept(algorithm, shape, sparse.layout, target)
-        else:
-            kept = int(sparse.mask.count_nonzero())
-    return PlannedParameter(
-        name=name,
-        kind=layer.kind if layer else "bias",
-        shape=shape,
-        algorithm=None if algorithm is None else type(algorithm).__name__,
-        reason=reason,
-        sparsity=target,
-        final_sparsity=0.0 if algorithm is None else end[name],
-        num_weights=parameter.numel(),
-        num_nonzero=kept,
-        mask_bytes=mask_bytes,
-    )
+    count = shaper.count(float(sparse.target), pools.shape[1], compat=algorithm.rules)
+    return pools.shape[0] * count
 
 
 def _warnings(

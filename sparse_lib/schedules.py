@@ -354,6 +354,10 @@ class UpdateSchedule(_Described, ABC):
         """Same as `is_update_step`."""
         return self.is_update_step(step)
 
+    def last_update(self, num_steps: int) -> int:
+        """The last update step of a run of so many steps, 0 if it has none."""
+        return next((step for step in range(num_steps, 0, -1) if self.is_update_step(step)), 0)
+
 
 class FreqSchedule(UpdateSchedule):
     """Steps ``start, start + freq, start + 2 freq, ...`` before ``stop`` (**exclusive**).
@@ -375,6 +379,11 @@ class FreqSchedule(UpdateSchedule):
         if step < self.start or (self.stop is not None and step >= self.stop):
             return False
         return (step - self.start) % self.freq == 0
+
+    def last_update(self, num_steps: int) -> int:
+        """As of any update schedule, without a look at each step."""
+        end = num_steps if self.stop is None else min(num_steps, self.stop - 1)
+        return end - (end - self.start) % self.freq if end >= self.start else 0
 
 
 class ListSchedule(UpdateSchedule):
@@ -497,10 +506,15 @@ def make_update_schedule(spec: Any) -> UpdateSchedule:
         return spec
     if spec is None:
         return FreqSchedule()
-    if isinstance(spec, Mapping):
-        return _update_from_dict(spec)
     if isinstance(spec, (list, tuple)):
         return build(ListSchedule, {"steps": spec}, "update")
+    if isinstance(spec, Mapping):
+        arguments = dict(spec)
+        name = str(arguments.pop("type", "list" if "steps" in arguments else "freq")).lower()
+        if name not in _UPDATE_TYPES:
+            known = closest(name, _UPDATE_TYPES)
+            raise ValueError(f"update has the unknown type {spec['type']!r}; {known}")
+        return build(_UPDATE_TYPES[name], arguments, "update")
     if callable(spec) and not isinstance(spec, type):
         return CallableSchedule(spec)
     if isinstance(spec, numbers.Real) and not isinstance(spec, bool):
@@ -509,12 +523,3 @@ def make_update_schedule(spec: Any) -> UpdateSchedule:
         "update must be None, an integer, a dict with 'freq' or 'steps', a list of steps, a "
         f"function of the step or an update schedule, not {spec!r}{about_shares(spec)}"
     )
-
-
-def _update_from_dict(spec: Mapping[str, Any]) -> UpdateSchedule:
-    arguments = dict(spec)
-    name = arguments.pop("type", "list" if "steps" in arguments else "freq")
-    if not isinstance(name, str) or name.lower() not in _UPDATE_TYPES:
-        known = closest(str(name), _UPDATE_TYPES)
-        raise ValueError(f"update has the unknown type {name!r}; {known}")
-    return build(_UPDATE_TYPES[name.lower()], arguments, "update")

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import pandas as pd
 import torch
 
+from experiments.computations._authors_flops import authors_flops
 from experiments.computations._language_flops import gpt3_rows, spdf_rows
 from experiments.computations._published_flops import COLUMNS, Row, published_rows, row
 from experiments.models import resnet
 from sparse_lib.flops.model import count
-from sparse_lib.ift import authors_flops
 
 #: Layers of each stage, stem, classes and pixels per side.
 RESNETS = {

@@ -12,6 +12,7 @@ from sparse_lib.checks import check_choice, check_fraction
 from sparse_lib.core import distributed
 from sparse_lib.core.drop_and_grow import DropAndGrow
 from sparse_lib.core.parameter import SparseParameter
+from sparse_lib.core.states import saved_tensors
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import allot, num_true
 from sparse_lib.masks.makers import (
@@ -132,15 +133,9 @@ class SNFS(DropAndGrow):
         return super().state_dict() | {"momenta": momenta}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        momenta = state_dict.get("momenta", {}) if isinstance(state_dict, Mapping) else {}
-        if not isinstance(momenta, Mapping):
-            raise ValueError(f"the state has momenta={momenta!r:.80}, which must be a mapping")
-        for name, momentum in momenta.items():
-            sparse = self.sparse_params.get(name)
-            if sparse is None:
-                raise ValueError(f"the state has {name!r}, which the algorithm does not sparsify")
-            if not isinstance(momentum, Tensor) or momentum.shape != sparse.param.shape:
-                raise ValueError(f"the momentum of {name!r} in the state has another shape")
+        momenta = {}
+        if not isinstance(state_dict, Mapping) or "momenta" in state_dict:
+            momenta = dict(saved_tensors(state_dict, "momenta", self.sparse_params))
         super().load_state_dict(state_dict)
         self._momenta = {
             name: momentum.to(self.sparse_params[name].param.device, copy=True)

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from sparse_lib.checks import check_finite
 from sparse_lib.core.hidden import HiddenWeights
 from sparse_lib.core.parameter import SparseParameter
+from sparse_lib.core.states import saved_tensors
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
 from sparse_lib.masks.makers import visible_magnitude
@@ -125,14 +126,8 @@ class TopKAST(HiddenWeights):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        known = state_dict if isinstance(state_dict, Mapping) else {}
-        saved, schedule = known.get("trained"), known.get("backward_sparsity")
-        if not isinstance(saved, Mapping) or not all(
-            isinstance(saved.get(name), Tensor) and saved[name].shape == whole.shape
-            for name, whole in self._whole.items()
-        ):
-            raise ValueError("the state has no trained sets of the shapes of the parameters")
-        if not isinstance(schedule, Mapping):
+        saved = saved_tensors(state_dict, "trained", self.sparse_params, all_of_them=True)
+        if not isinstance(schedule := state_dict.get("backward_sparsity"), Mapping):
             raise ValueError("the state has no mapping backward_sparsity")
         super().load_state_dict(state_dict)
         self.backward_schedule.load_state_dict(dict(schedule))

@@ -293,24 +293,6 @@ class SparsityAlgorithm(Applied):
     def place_hidden(self) -> None:
         """Put hidden values in place, for the optimizer to read and write."""
 
-    def show_sparse(self) -> dict[str, Tensor]:
-        """Mask weights for a closure's evaluation; by name, what has to be put back after it."""
-        written: dict[str, Tensor] = {}
-        if self.masks_gradients:  # what is masked is not trained
-            return written
-        for name, sparse in self.sparse_params.items():
-            weight = shards.local(sparse.param.detach())
-            before = weight.clone()
-            sparse.guard.select_weight()
-            if not torch.equal(weight, before):
-                written[name] = before
-        return written
-
-    def put_back(self, written: Mapping[str, Tensor]) -> None:
-        """Undo `show_sparse`, of which ``written`` is."""
-        for name, weight in written.items():
-            shards.local(self.sparse_params[name].param.detach()).copy_(weight)
-
     def read_gradients(self) -> None:
         """Take in the gradients of a step, right after the optimizer's update."""
 

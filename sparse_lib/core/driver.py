@@ -20,7 +20,7 @@ optimizers that evaluate once end with the bits of the plain loop.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from sparse_lib.core.codes import Codes
 from sparse_lib.core.guard import MaskGuard, mask_together, watch_readers
 from sparse_lib.core.parameter import SparseParameter, some, warn
 from sparse_lib.layers import layouts
+from sparse_lib.masks import shards
 
 if TYPE_CHECKING:
     from sparse_lib.core.algorithm import SparsityAlgorithm
@@ -342,8 +343,27 @@ class Driver:
                 elif sparse.guard is guard:
                     member.weight_was_written(sparse, weight)
 
-    def before_update(self, optimizer: Optimizer) -> None:
-        """Mask and change the gradients that the optimizer is about to read."""
+    def show_sparse(self) -> list[tuple[Tensor, Tensor]]:
+        """Mask weights for a closure's evaluation; weights, and what to put back there after it."""
+        written = []
+        for member in self.members:  # what is masked is not trained, but for these
+            for sparse in () if member.masks_gradients else member.sparse_params.values():
+                weight = shards.local(sparse.param.detach())
+                before = weight.clone()
+                sparse.guard.select_weight()
+                if not torch.equal(weight, before):
+                    written.append((weight, before))
+        return written
+
+    def before_update(
+        self, optimizer: Optimizer, written: Sequence[tuple[Tensor, Tensor]] = ()
+    ) -> None:
+        """Mask and change the gradients that the optimizer is about to read.
+
+        ``written`` is what `show_sparse` returned before the evaluation that made them.
+        """
+        for weight, before in written:
+            weight.copy_(before)
         self._set_aside.clear()  # of an earlier evaluation of a closure
         for member in self.members:
             if member.keeps_dense_gradient:
@@ -469,30 +489,25 @@ def _open_step(owner: Applied, optimizer: Optimizer, args: Any, kwargs: Any) -> 
     with torch.no_grad():
         for member in driver.members:
             member.place_hidden()
-    closure = optimizers.closure_of(args, kwargs)
-    if closure is None:
+
+    def with_masks(closure: Callable[[], Any]) -> Callable[[], Any]:
+        show, take = (
+            torch.compiler.disable(torch.no_grad()(f))
+            for f in (driver.show_sparse, partial(driver.before_update, optimizer))
+        )
+
+        def evaluate() -> Any:
+            written = show()
+            loss = closure()
+            take(written)
+            return loss
+
+        return evaluate
+
+    changed = optimizers.with_closure(args, kwargs, with_masks)
+    if changed is None:
         driver.before_update(optimizer)
-        return None
-
-    @torch.compiler.disable
-    @torch.no_grad()
-    def show() -> list[dict[str, Tensor]]:
-        return [member.show_sparse() for member in driver.members]
-
-    @torch.compiler.disable
-    @torch.no_grad()
-    def take(written: list[dict[str, Tensor]]) -> None:
-        for member, own in zip(driver.members, written, strict=True):
-            member.put_back(own)
-        driver.before_update(optimizer)
-
-    def evaluate() -> Any:
-        written = show()
-        loss = closure()
-        take(written)
-        return loss
-
-    return optimizers.with_closure(args, kwargs, evaluate)
+    return changed
 
 
 @torch.no_grad()

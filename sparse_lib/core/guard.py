@@ -272,10 +272,14 @@ class MaskGuard:
             return
         if self.mask is None or shards.is_sharded(self.mask) != shards.is_sharded(param):
             return
-        if (driver := self.driver) is not None and not self.masks_gradient:
-            driver.was_written(self, param)
-        self.select_weight()
+        self._settle(param)
         self.is_left()
+
+    def _settle(self, weight: Tensor, *, loaded: bool = False) -> None:
+        """Mask a weight that was written, by ``load_state_dict`` or others, and tell of it."""
+        if (driver := self.driver) is not None and not self.masks_gradient:
+            driver.was_written(self, weight, loaded=loaded)
+        self.select(weight)
 
     @property
     def follows(self) -> bool:
@@ -405,9 +409,7 @@ def _settle_assigned(module: nn.Module, name: str, param: nn.Parameter) -> None:
         return
     if param.device == mask.device and not param.is_meta and not param.is_inference():
         if shards.is_sharded(param) == shards.is_sharded(mask):
-            if (driver := guard.driver) is not None:
-                driver.was_written(guard, param)
-            guard.select(param)
+            guard._settle(param)
 
 
 register_module_parameter_registration_hook(_settle_assigned)
@@ -446,9 +448,7 @@ def _settle_loaded(module: nn.Module, incompatible: Any) -> None:
         guard.was_loaded = not any(f".{key}".endswith(missing) for key in incompatible[0])
         guard._origin = None if guard.was_loaded else guard._origin
         guard.ensure()
-        if guard.driver is not None:
-            guard.driver.was_written(guard, guard.param, loaded=True)
-        guard.select_weight()
+        guard._settle(guard.param, loaded=True)
 
 
 def _settle_alone(module: nn.Module, _: Any) -> None:

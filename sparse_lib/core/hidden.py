@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.optimizers import gradient_scale
 from sparse_lib.core.parameter import SparseParameter
+from sparse_lib.core.states import saved_tensors
 from sparse_lib.masks import shards
 
 
@@ -124,12 +125,7 @@ class HiddenWeights(DynamicSparsityAlgorithm):
         return super().state_dict() | {"whole": whole}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        saved = state_dict.get("whole") if isinstance(state_dict, Mapping) else None
-        if not isinstance(saved, Mapping) or saved.keys() != self._whole.keys():
-            raise ValueError("the state has no whole weights, or those of other parameters")
-        for name, tensor in saved.items():
-            if not isinstance(tensor, Tensor) or tensor.shape != self._whole[name].shape:
-                raise ValueError(f"the state's whole weight of {name!r} has not its shape")
+        saved = saved_tensors(state_dict, "whole", self.sparse_params, all_of_them=True)
         super().load_state_dict(state_dict)
         for name, tensor in saved.items():
             whole = self._kept_of(self.sparse_params[name])

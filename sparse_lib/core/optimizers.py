@@ -207,21 +207,19 @@ def gradient_scale(optimizer: Optimizer) -> Tensor | None:
     return getattr(optimizer, "grad_scale", None)
 
 
-def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
-    """The closure among the arguments of ``optimizer.step``, of which it is the first, or None."""
-    if callable(closure := kwargs.get("closure")):
-        return closure
-    return next((arg for arg in args[1:] if callable(arg)), None)
-
-
 def with_closure(
-    args: tuple[Any, ...], kwargs: dict[str, Any], closure: Callable[[], Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of ``optimizer.step`` with another closure in the place of theirs."""
-    theirs = closure_of(args, kwargs)
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    wrap: Callable[[Callable[[], Any]], Callable[[], Any]],
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments of ``optimizer.step`` with its closure wrapped; None if there is no closure."""
+    given = (kwargs.get("closure"), *args[1:])
+    if (theirs := next((value for value in given if callable(value)), None)) is None:
+        return None
+    ours = wrap(theirs)
     return (
-        tuple(closure if arg is theirs else arg for arg in args),
-        {key: closure if value is theirs else value for key, value in kwargs.items()},
+        tuple(ours if value is theirs else value for value in args),
+        {key: ours if value is theirs else value for key, value in kwargs.items()},
     )
 
 

@@ -75,6 +75,31 @@ def _check_entry(name: str, entry: Mapping[str, Any], sparse: SparseParameter) -
         raise ValueError(f"the history of {name!r} has no bytes of its shape")
 
 
+def saved_tensors(
+    state_dict: Any,
+    key: str,
+    sparse_params: Mapping[str, SparseParameter],
+    *,
+    all_of_them: bool = False,
+) -> Mapping[str, Tensor]:
+    """Tensors by name that a state has under a key, of the shapes of the parameters.
+
+    Raises:
+        ValueError: If one has no parameter or another shape, or ``all_of_them`` are not there.
+    """
+    saved = state_dict.get(key) if isinstance(state_dict, Mapping) else None
+    if not isinstance(saved, Mapping):
+        raise ValueError(f"the state has {key}={saved!r:.80}, which must be a mapping")
+    if all_of_them and (lacking := sparse_params.keys() - saved.keys()):
+        raise ValueError(f"the state has no {key} of {min(lacking)!r}")
+    for name, tensor in saved.items():
+        if name not in sparse_params:
+            raise ValueError(f"the state has {name!r}, which the algorithm does not sparsify")
+        if not isinstance(tensor, Tensor) or tensor.shape != sparse_params[name].mask.shape:
+            raise ValueError(f"{key} of {name!r} in the state has another shape than the parameter")
+    return saved
+
+
 def warn_of_changes(before: Any, now: Mapping[str, str | None], updates_masks: bool) -> None:
     """Warn where a state was saved under other schedules than those of the algorithm.
 

@@ -6,7 +6,7 @@ from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
 from sparse_lib.core.parameter import warn
-from sparse_lib.schedules import LONG, Constant, Cosine, Cubic, Cycling, FreqSchedule, Polynomial
+from sparse_lib.schedules import LONG, Constant, Cosine, Cubic, Cycling, Polynomial
 
 #: Schedules that end at a value and stay there.
 _ENDING = Constant | Cosine | Cubic | Polynomial
@@ -22,7 +22,7 @@ def unreached(algorithm: SparsityAlgorithm | Group, num_steps: int) -> list[str]
     name, last = type(algorithm).__name__, num_steps
     place = f"after {num_steps} steps"
     if isinstance(algorithm, DynamicSparsityAlgorithm):
-        last = _last_update(algorithm, num_steps)
+        last = algorithm.update_schedule.last_update(num_steps)
         place = f"after its last mask update, at step {last} of {num_steps}"
         if not last:
             return [
@@ -62,12 +62,3 @@ def warn_of_unreached(algorithm: SparsityAlgorithm | Group, num_steps: int) -> N
             f"{'; '.join(notes)}; schedules count optimizer steps, of which gradient accumulation "
             "makes fewer than batches"
         )
-
-
-def _last_update(algorithm: DynamicSparsityAlgorithm, num_steps: int) -> int:
-    """The last update step of a run, 0 if it has none."""
-    due, end = algorithm.update_schedule, num_steps
-    if isinstance(due, FreqSchedule):
-        end = num_steps if due.stop is None else min(num_steps, due.stop - 1)
-        end -= (end - due.start) % due.freq if end >= due.start else end
-    return next((step for step in range(end, 0, -1) if algorithm.is_update_step(step)), 0)

@@ -8,7 +8,6 @@
 >>> group = sl.configure(config | {"algorithm": "rigl", "update": {"freq": 100}})
 """
 
-from sparse_lib.ift.authors import authors_flops
 from sparse_lib.ift.report import LayerReport, Report
 from sparse_lib.ift.sizes import (
     doped_rank,
@@ -23,7 +22,6 @@ __all__ = [
     "FAMILIES",
     "LayerReport",
     "Report",
-    "authors_flops",
     "doped_rank",
     "factorized_size",
     "parallel_branches",

@@ -12,6 +12,7 @@ own counts, and then weights compete within their tensors.
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable, Collection, Mapping
@@ -161,17 +162,10 @@ def force(
     return scores
 
 
-def iterative_snip(
-    weights: Mapping[str, Tensor], loss: Loss, *, sparsity: float, num_steps: int = 10
-) -> dict[str, Tensor]:
-    """Iterative SNIP: `force` whose removed weights do not come back."""
-    return force(weights, loss, sparsity=sparsity, num_steps=num_steps, may_return=False)
-
-
 METHODS: dict[str, Callable[..., dict[str, Tensor]]] = {
     "snip": snip,
     "grasp": grasp,
     "force": force,
-    "iterative-snip": iterative_snip,
+    "iterative-snip": functools.partial(force, may_return=False),
 }
 assert set(METHODS) == set(SCORED)

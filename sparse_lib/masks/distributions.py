@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from sparse_lib.checks import check_finite, check_fraction, closest
+from sparse_lib.checks import check_arguments, check_finite, check_fraction, closest
 from sparse_lib.masks.counts import allot, num_nonzero, num_true
 from sparse_lib.masks.init import SCORED, score_of
 from sparse_lib.masks.makers import make_masks_global_topk, visible_magnitude
 from sparse_lib.rules import Rules, rules_of
 
 Shapes = Mapping[str, Sequence[int]]
+_NOT_SET = ("shapes", "weights", "sparsity", "experts", "kernels", "scores")  # by a config
 
 
 def uniform(
@@ -206,15 +206,13 @@ def distribute(
         ValueError: If the name or an argument is unknown, or a value is not allowed; TypeError if
             ``spec`` is neither a name nor a dict, or a map has a value that is no number.
     """
-    rules = rules_of(compat)
-    name, arguments = parse(spec, compat=rules)
-    shapes: Any = weights
-    if name not in ("global", "map", *SCORED):
-        shapes = {key: tuple(weight.shape) for key, weight in weights.items()}
+    name, arguments = parse(spec, compat=compat)
+    given: Any = weights
     if name in ("er", "erk"):
         arguments["experts"] = experts
+        given = {key: tuple(weight.shape) for key, weight in weights.items()}
     try:
-        return DISTRIBUTIONS[name](shapes, sparsity, **arguments)
+        return DISTRIBUTIONS[name](given, sparsity, **arguments)
     except TypeError as error:
         raise ValueError(f"distribution {name!r}: {error}") from error
 
@@ -237,18 +235,9 @@ def parse(
         raise ValueError(f"distribution {name!r} is unknown; {closest(name, DISTRIBUTIONS)}")
     if rules.distributions is not None and name not in rules.distributions:
         raise ValueError(f"distribution {name!r} is not known to compat={rules.name!r}")
-    _, _, *allowed = inspect.signature(DISTRIBUTIONS[name]).parameters
-    allowed = [key for key in allowed if key not in ("experts", "kernels")]
-    for key in arguments:
-        if key not in allowed:
-            known = closest(str(key), allowed) if allowed else "it has no keys but 'type'"
-            raise ValueError(f"distribution {name!r} has the unknown key {key!r}; {known}")
+    check_arguments(DISTRIBUTIONS[name], arguments, f"distribution {name!r}", _NOT_SET)
     _fixed({"first": (), "last": ()}, arguments.get("first"), arguments.get("last"))
     check_finite(arguments.get("power_scale", 1.0), "distribution.power_scale", least=0)
     if name == "map":
-        if "sparsity_map" not in arguments:
-            raise ValueError(
-                "distribution 'map' lacks 'sparsity_map', a dict of globs to sparsities"
-            )
         _check_map(arguments["sparsity_map"])
     return name, arguments

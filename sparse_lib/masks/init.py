@@ -25,13 +25,17 @@ InitMethod = Callable[..., Tensor]
 class BestScores:
     """First masks that keep the weights with the highest scores, in the exact number.
 
-    ``score(param, generator)`` is a tensor of the shape of the weights; the default shaper says
-    which compete where the caller names no shaper.
+    ``method`` is ``"random"``, ``"topk"`` (magnitudes), ``"balanced-topk"`` (equally many of the
+    largest weights in each output) or one of `SCORED`.
     """
 
-    score: Callable[[Tensor, torch.Generator | None], Tensor]
-    default_shaper: ScoreShaper | None = None
+    method: str
     compat: str | Rules | None = None
+
+    @property
+    def default_shaper(self) -> ScoreShaper | None:
+        """Which weights compete where the caller names no shaper; None means all."""
+        return OutputGroupScoreShaper() if self.method == "balanced-topk" else None
 
     def __call__(
         self,
@@ -44,7 +48,13 @@ class BestScores:
 
         Random scores come from the generator and are float32 whatever the dtype of ``param``.
         """
-        score, shaper = self.score(param, generator), score_shaper or self.default_shaper
+        if self.method == "random":
+            score = random_score(param, generator)
+        elif self.method in SCORED:
+            score = score_of(param, self.method)
+        else:
+            score = visible_magnitude(param)
+        shaper = score_shaper or self.default_shaper
         return make_mask_topk_sparsity(score, sparsity, shaper, compat=self.compat)
 
 
@@ -142,23 +152,9 @@ def score_of(param: Tensor, method: str) -> Tensor:
     return (param.detach() * param.grad.detach()).abs()
 
 
-def _magnitude(param: Tensor, generator: torch.Generator | None) -> Tensor:
-    return visible_magnitude(param)
-
-
-def _kept_score(param: Tensor, generator: torch.Generator | None, method: str) -> Tensor:
-    return score_of(param, method)
-
-
-INIT_METHODS: dict[str, InitMethod] = {
-    "random": BestScores(random_score),
-    "topk": BestScores(_magnitude),
-    "balanced-topk": BestScores(_magnitude, default_shaper=OutputGroupScoreShaper()),
-    "from_zeros": from_zeros,
-    "checkerboard": checkerboard,
-    **{name: BestScores(functools.partial(_kept_score, method=name)) for name in SCORED},
-}
-"""By name. ``"balanced-topk"`` keeps equally many of the largest weights in each output."""
+_BY_SCORE = ("random", "topk", "balanced-topk", *SCORED)
+INIT_METHODS: dict[str, InitMethod] = {name: BestScores(name) for name in _BY_SCORE}
+INIT_METHODS |= {"from_zeros": from_zeros, "checkerboard": checkerboard}
 
 
 def make_init_method(spec: str | InitMethod, *, compat: str | Rules | None = None) -> InitMethod:
@@ -246,23 +242,21 @@ def _signature(method: InitMethod) -> tuple[int, bool, dict[str, str]]:
         return 2, False, {}
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return 4, False, {}
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    by_position = [p for p in parameters if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
     required = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-    if len(positional) < 2 or len(required) > 4 or any(p not in positional for p in required):
+    if len(by_position) < 2 or len(required) > 4 or any(p not in by_position for p in required):
         raise ValueError(
             f"init_method {method!r} must take 2 to 4 arguments: param, sparsity, score_shaper, "
             "and device or generator"
         )
+
+    def kind(parameter: inspect.Parameter) -> str | None:
+        """A parameter's role by its name or annotation; None where neither tells."""
+        if parameter.annotation in (torch.device, "torch.device", "device"):
+            return "device"
+        return next((k for k in ("shaper", "generator", "device") if k in parameter.name), None)
+
     count = max(2, len(required))
-    wants_device = count > 3 and _kind(positional[3]) == "device"
-    optional = [p for p in parameters if p not in positional[:count]]
-    known = {p.name: kind for p in optional if (kind := _kind(p)) is not None}
-    return count, wants_device, known
-
-
-def _kind(parameter: inspect.Parameter) -> str | None:
-    """The role of a function's parameter by its name or annotation; None where neither tells."""
-    if parameter.annotation in (torch.device, "torch.device", "device"):
-        return "device"
-    kinds = ("shaper", "generator", "device")
-    return next((kind for kind in kinds if kind in parameter.name), None)
+    optional = [p for p in parameters if p not in by_position[:count]]
+    known = {p.name: role for p in optional if (role := kind(p)) is not None}
+    return count, count > 3 and kind(by_position[3]) == "device", known

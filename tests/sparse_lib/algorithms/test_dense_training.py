@@ -91,7 +91,7 @@ def test_srste_decays_hidden_weights_and_misses_them_in_a_state():
     assert layer.weight.tolist()[0] == pytest.approx([4, 0, 3.8, 0, 0, 0, 3, 4])
     algorithm = sl.SRSTE(0.5, seed=0)
     start(algorithm, [[4.0, 3.0, 2.0, 1.0]])
-    with pytest.raises(ValueError, match="has no whole weights"):
+    with pytest.raises(ValueError, match="whole=None, which must be a mapping"):
         algorithm.load_state_dict({"step": 1})
 
 

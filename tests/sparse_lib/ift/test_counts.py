@@ -5,6 +5,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import sparse_lib as sl
+from experiments.computations._authors_flops import authors_flops
 from sparse_lib import ift
 from tests.sparse_lib import tiny_models
 
@@ -28,14 +29,14 @@ def gpt3_small():
     ("depths", "published"), [(RESNET18, 3_647_128_359), (RESNET34, 7_355_270_501)]
 )
 def test_resnets_for_imagenet_as_the_authors_count(depths, published):
-    assert ift.authors_flops(resnet(depths), image_size=224) == published
+    assert authors_flops(resnet(depths), image_size=224) == published
 
 
 def test_what_the_authors_count_beyond_multiply_adds():
     model = resnet(RESNET18, cifar=True)
-    assert ift.authors_flops(model, image_size=32, pooling=False) == 1_115_226_800
+    assert authors_flops(model, image_size=32, pooling=False) == 1_115_226_800
     # The global pooling of 512 channels of 4 x 4 is a module here and a function there.
-    assert ift.authors_flops(model, image_size=32) == 1_115_226_800 + 512 * 4 * 4
+    assert authors_flops(model, image_size=32) == 1_115_226_800 + 512 * 4 * 4
     model = resnet(RESNET18)
     ours = sl.count_flops(model, batch_size=1, image_size=224).forward()
     # By hand: width, side of the maps and number of convolutions (each with its norm).
