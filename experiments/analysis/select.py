@@ -25,24 +25,6 @@ def headline(rows: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     return rows[wanted.isna() | (rows["recipe"] == wanted) | is_shown]
 
 
-def per_run(records: pd.DataFrame, *metrics: str) -> pd.DataFrame:
-    """Return one row per run with these metrics of training as columns; absent ones are NaN."""
-    rows = records[(records["task"] == "training") & (records["split"] == "train")]
-    table = rows[rows["metric"].isin(metrics)].pivot_table("value", "run", "metric")
-    return table.reindex(columns=list(metrics))
-
-
-def sparsifiable(records: pd.DataFrame) -> dict[str, float]:
-    """Return model to the number of weights that its sparse runs mask or keep.
-
-    Models without a sparse run, or whose sparse runs are larger models, are left out.
-    """
-    rows = records[(records["sparsity"] > 0) & records["family"].isna()].drop_duplicates("run")
-    rows = rows.set_index("run").join(per_run(records, "num_parameters", "num_nonzero"))
-    masked = (rows["num_parameters"] - rows["num_nonzero"]) / rows["sparsity"]
-    return masked.groupby(rows["model"]).mean().dropna().to_dict()
-
-
 #: Methods that make a training the main one of a study.
 MANY = 4
 

@@ -193,7 +193,7 @@ def where(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> No
     )
     for line in render.short(ledger.nine(found)):
         print(f"  {line}")
-    print(f"The page is {folder}/index.html; commands.csv beside it repeats each number.")
+    print(f"The page is {folder}/index.html; its cards have the command that repeats each.")
     from experiments.cli.verify import came_out
     from experiments.store import verification
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
-import torch
 from torch import nn
 
 from experiments.computations import _measured as measured
@@ -26,12 +25,10 @@ from sparse_lib.flops.model import ModelFlops, count, gpt_training_step
 from sparse_lib.simulation.devices import SPECS
 from sparse_lib.simulation.devices.cs2 import MATMUL_SPEEDUP
 from sparse_lib.simulation.host import probe_host
-from sparse_lib.simulation.spec import validate_overhead
 from sparse_lib.simulation.timing import MAX_PUBLISHED_SPARSITY, relative_time, simulate
 
 CONTEXT, BATCH_SIZE = 2048, 768
 STEP: dict[str, Any] = {"batch_size": BATCH_SIZE, "sequence_length": CONTEXT}
-SPARSITIES = (0.0, 0.5, 0.75, 0.9)
 
 
 @dataclass(frozen=True)
@@ -85,13 +82,10 @@ def compute(scale: str) -> dict[str, pd.DataFrame]:
         "facts": [row for spec in (*SPECS.values(), host) for row in spec.records()],
         "layer_speed": layer,
         "speedup": speedup_curves(layer),
-        "overhead": overhead(),
         "steps": steps,
-        "memory": [row for name, model in models.items() for row in memory(name, model)],
         "whole_model": whole_model(),
         "amdahl": amdahl,
         "run_step": run_step,
-        "training": training(),
         "machine": [here],
     }
     for name in ("layer_speed", "amdahl", "run_step"):
@@ -134,9 +128,8 @@ def gpt_steps(layer: list[dict[str, Any]], sizes: Sizes) -> list[dict[str, Any]]
 def run_steps(layer: list[dict[str, Any]], sizes: Sizes) -> list[dict[str, Any]]:
     """Training step of the model that most runs of the studies train, as they do, and its bound."""
     rows = measured.bounded_steps(
-        lambda: llama_model(RUN, RUN_CONTEXT), layer, (0.8,), (RUN_BATCH, RUN_CONTEXT),
-        sizes.rounds, fused=False, fastest=False,
-    )  # fmt: skip
+        run_model, layer, (0.8,), (RUN_BATCH, RUN_CONTEXT), sizes.rounds, fused=False, fastest=False
+    )
     return [{"model": RUN, "batch_size": RUN_BATCH, "context": RUN_CONTEXT, **row} for row in rows]
 
 
@@ -169,45 +162,25 @@ def speedup_curves(layer: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"inverse_density": 1 / (1 - row["sparsity"]), **row} for row in rows]
 
 
-def overhead() -> list[dict[str, Any]]:
-    """Published speed-ups of one product: predicted from the lower ones, and by all of them.
-
-    The constant fitted to all of them is rounded to the four digits that claims state it with.
-    """
-    rows = validate_overhead(MATMUL_SPEEDUP)
-    overhead = round(SPECS["cs2"].sparse_overhead, 4)
-    for row in rows:
-        row["calibrated"] = 1 / relative_time(row["sparsity"], overhead)
-    return rows
-
-
 # Layers, width and heads of GPT-2 Small and GPT-3 XL: SPDF, supplement table 2.
 GPTS = {
     "GPT-2 Small": (12, 768, 12),
     "GPT-3 XL": (24, 2048, 16),
     "GPT-3 13B": (40, 5120, 40),
 }
-# Width, width of the feed-forward layers, layers, heads, vocabulary: the studies' own models.
-LLAMAS = {"Llama 1.3B": (2048, 5504, 24, 16, 32000), "Llama 0.2M": (64, 172, 2, 4, 1024)}
 # The model, the batch and the context of most runs at the scale small.
 RUN, RUN_BATCH, RUN_CONTEXT = "Llama 0.2M", 32, 128
 
 
 def build(name: str) -> nn.Module:
     """A model by name, on the meta device: shapes without memory."""
-    if name in GPTS:
-        return gpt(*GPTS[name], 50257, CONTEXT)
-    with torch.device("meta"):
-        return llama_model(name, CONTEXT)
+    return gpt(*GPTS[name], 50257, CONTEXT)
 
 
-def llama_model(name: str, context: int) -> nn.Module:
-    """A Llama by name."""
-    width, inner, num_layers, num_heads, vocab_size = LLAMAS[name]
-    config = llama.Config(
-        hidden_size=width, intermediate_size=inner, num_layers=num_layers, num_heads=num_heads
-    )
-    return llama.build(config, vocab_size=vocab_size, context=context, eos_id=0)
+def run_model() -> nn.Module:
+    """The model of most runs."""
+    config = llama.Config(hidden_size=64, intermediate_size=172, num_layers=2, num_heads=4)
+    return llama.build(config, vocab_size=1024, context=RUN_CONTEXT, eos_id=0)
 
 
 # Simulated
@@ -224,28 +197,6 @@ def simulated_steps(name: str, model: nn.Module, flops: ModelFlops) -> Iterator[
             "context": CONTEXT,
             "tokens_per_s": BATCH_SIZE * CONTEXT / step.step_s,
             **step.record(),
-        }
-
-
-def memory(name: str, model: nn.Module) -> Iterator[dict[str, Any]]:
-    """Bytes of the weights, dense and as CSR, and of one sequence's activations, in FP16."""
-    sizes: dict[str, Any] = {"batch_size": 1, "sequence_length": CONTEXT}
-    sizes["flops"] = count(model, **sizes)
-    for sparsity in SPARSITIES:
-        kept, again = (
-            simulate(model, "cs2", sparsity=sparsity, recompute=recompute, **sizes)
-            for recompute in (False, True)
-        )
-        yield {
-            "model": name,
-            "sparsity": sparsity,
-            "num_parameters": kept.weight_dense_bytes // 2,
-            "dense_bytes": kept.weight_dense_bytes,
-            "csr_bytes": kept.weight_csr_bytes,
-            "activation_bytes": kept.activation_bytes,
-            "recomputed_activation_bytes": again.activation_bytes,
-            "fits": kept.fits,
-            "fits_recomputing": again.fits,
         }
 
 
@@ -270,24 +221,4 @@ def whole_model() -> list[dict[str, Any]]:
                 ]
                 row[kind] = seconds[0] / seconds[1]
             rows.append(row)
-    return rows
-
-
-def training() -> list[dict[str, Any]]:
-    """Days to train a Llama of 1.3B on 112B tokens with four CS-2, by simulation.
-
-    The recipe of "Sparsity Made Easy": sparse runs at 80% halve the batch and double the steps.
-    """
-    model, num_tokens = build("Llama 1.3B"), 112e9
-    rows = []
-    for method, sparsity, batch_size in (("dense", 0.0, 512), ("static", 0.8, 256)):
-        settings: dict[str, Any] = {"batch_size": batch_size, "sequence_length": CONTEXT}
-        step = simulate(model, "cs2", sparsity=sparsity, num_systems=4, **settings)
-        num_steps = num_tokens / (batch_size * CONTEXT)
-        rows.append(
-            {"model": "Llama 1.3B", "method": method, "sparsity": sparsity,
-             "batch_size": batch_size, "num_steps": num_steps, "step_s": step.step_s,
-             "days": num_steps * step.step_s / 86400, "bound_by": step.bound_by,
-             "energy_kwh": num_steps * step.energy_j / 3.6e6, "label": step.label}
-        )  # fmt: skip
     return rows

@@ -1,4 +1,4 @@
-"""Which runs stand behind a row of a page, and the one command that repeats them."""
+"""Which runs stand behind a row of a page."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,10 +7,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.analysis.methods import Methods
-from experiments.specs.lookup import rerun_command
 from experiments.specs.planned import PlannedStudy
-
-COLUMNS = ["study", "table", "line", "row", "command"]
 
 
 class Runs:
@@ -49,44 +46,6 @@ class Runs:
         for run in ids:
             found.setdefault(self.name(run), []).append(self.seed(run))
         return found
-
-
-def row_name(row: dict[str, Any], methods: Methods) -> str:
-    """Return what tells a row from the table's others: its first texts, and its sparsity."""
-    words = []
-    for column, value in row.items():
-        if column == "method" and isinstance(value, str):
-            sparsity = row.get("sparsity", 0.0)
-            words.append(methods.treatment(value, sparsity if sparsity == sparsity else 0.0))
-        elif isinstance(value, str):
-            words.append(value)
-        elif column != "sparsity":
-            break
-    return ", ".join(words)
-
-
-def commands(study: PlannedStudy, tables_dir: Path) -> pd.DataFrame:
-    """Return the command behind each row of a study's tables.
-
-    Returns:
-        One row per table row; the columns are ``COLUMNS``. All cells of a row have the same runs.
-        Where no run stands behind a row its name is empty, and the command makes the tables again.
-        Tables with a column ``command`` name theirs themselves and are left out.
-    """
-    rule = "compute" if study.computations else "table"
-    chosen = f"--config scale={study.scale} study={study.name}"
-    remake = f"snakemake reproduce --forcerun {rule} {chosen}"
-    runs, rows = Runs(study), []
-    for name in study.tables:
-        path = tables_dir / f"{name}.csv"
-        table = pd.read_csv(path).to_dict("records") if has_rows(path) else []
-        for line, row in enumerate(table, start=1):
-            if "command" in row:
-                continue
-            ids = runs.of(row.get("runs", row.get("run")))
-            words = (row_name(row, runs.methods), rerun_command(ids)) if ids else ("", remake)
-            rows.append((study.name, name, line, *words))
-    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def has_rows(path: Path) -> bool:

@@ -204,7 +204,7 @@ def render_index(
 
     Returns:
         The path of ``index.html``. Beside it are ``claims.md``, ``replication.png`` and
-        ``commands.csv``, with the command behind each row of each table.
+        ``findings.csv``.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     nine, pooled = ledger.nine(evidence), ledger.forest(evidence)
@@ -248,8 +248,6 @@ def render_index(
         "cost": cost.cost(map(Record.model_validate, finished.values())),
         "sources": list(claims.sources().values()),
     }
-    commands = [provenance.commands(study, out_dir / study.name / "tables") for study in studies]
-    pd.concat(commands).to_csv(out_dir / "commands.csv", index=False)
     cards.findings_table(list(nine)).to_csv(out_dir / "findings.csv", index=False)
     groups = cards.supporting(evidence)
     claimed = {"scale": evidence.scale, "groups": groups, "link": cards.link, "names": names}
@@ -296,7 +294,7 @@ def publish(scale_dir: Path, reports_dir: Path) -> Path:
         shutil.copyfile(page, target / "README.md")
         for picture in sorted((page.parent / "figures").glob("*.png")):
             shutil.copyfile(picture, target / "figures" / picture.name)
-    for name in ("README.md", "claims.md", "replication.png", "findings.csv", "commands.csv"):
+    for name in ("README.md", "claims.md", "replication.png", "findings.csv"):
         shutil.copyfile(scale_dir / name, reports_dir / name)
     for name in ("index.html", "claims.html"):  # pages of studies are committed as Markdown alone
         page = (scale_dir / name).read_text(encoding="utf-8")

@@ -82,20 +82,3 @@ def sparse_overhead(speedups: dict[int, float], *, max_inverse_density: float = 
     slopes = [v * s for s, v in points.items()]
     residues = [1 - v * (1 - s) for s, v in points.items()]
     return sum(a * b for a, b in zip(slopes, residues)) / sum(a * a for a in slopes)
-
-
-def validate_overhead(speedups: dict[int, float]) -> list[dict[str, float | bool]]:
-    """Published and modelled speed-up at each point; ``fitted`` tells the fit from prediction."""
-    c, rows = sparse_overhead(speedups), list[dict[str, float | bool]]()
-    for inverse, measured in speedups.items():
-        modelled = 1 / (1 / inverse + c * (1 - 1 / inverse))
-        rows.append(
-            {
-                "sparsity": 1 - 1 / inverse,
-                "published": measured,
-                "simulated": modelled,
-                "relative_error": modelled / measured - 1,
-                "fitted": inverse <= _FITTED,
-            }
-        )
-    return rows

@@ -86,13 +86,12 @@ rule figure:
 
 
 rule index:
-    """The front page of a scale, and the command behind each row of its tables."""
+    """The front page of a scale."""
     input:
         lambda wildcards: REQUEST.pages(wildcards.scale),
     output:
         "reports/{scale}/index.html",
         "reports/{scale}/README.md",
-        "reports/{scale}/commands.csv",
         "reports/{scale}/claims.md",
         "reports/{scale}/replication.png",
         "reports/{scale}/findings.csv",

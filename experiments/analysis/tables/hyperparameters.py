@@ -1,6 +1,6 @@
 """Each method's settings of training on the study's first model, by recipe, beside those that the
-source states. Where methods of one recipe differ, their names follow the value.
-"""
+source states, and the sizes of all models. Where methods of one recipe differ, their names follow
+the value."""
 
 from typing import Any
 
@@ -27,12 +27,12 @@ PUBLISHED = {
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per hyperparameter; one column per recipe of the study's first model."""
-    specs = [run.spec for run in study.runs]
-    specs = [spec for spec in specs if spec.model.label == specs[0].model.label]
-    looks = Methods(study)
+    specs, looks = [run.spec for run in study.runs], Methods(study)
+    own = [spec for spec in specs if spec.model.label == specs[0].model.label]
     recipes: dict[str, dict[str, dict[str, list[str]]]] = {}
-    for spec in specs:
-        settings = spec.to_json()["recipe"] | {"context": getattr(spec.data, "context", None)}
+    for spec in own:
+        settings = spec.to_json()["recipe"]
+        settings |= {key: getattr(spec.data, key, None) for key in ("context", "vocab_size")}
         columns = recipes.setdefault(f"ours, {settings.pop('name', 'recipe')}", {})
         method = looks[spec.method or ""].name
         for name, value in settings.items():
@@ -47,7 +47,11 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
         row |= {title: _shown(columns.get(name, {})) for title, columns in recipes.items()}
         metric = PUBLISHED.get(name)
         row["source (published)"] = published.value(source, metric=metric) if metric else ""
-        rows.append(row)
+        if any(row[title] for title in recipes):
+            rows.append(row)
+    for label, model in {spec.model.label: spec.model for spec in specs}.items():
+        sizes = f"{model.name}, {_text(model.model_extra)}"
+        rows.append({"setting": f"model {label}", next(iter(recipes)): sizes})
     return pd.DataFrame(rows, columns=["setting", *recipes, "source (published)"])
 
 

@@ -1,12 +1,10 @@
-"""Every run of the study with its cost, its machine and the command that repeats it. "Beside other
-work": the run computed in less than 90% of the seconds of its steps.
-"""
+"""Every run of the study with its cost, its machine and the command that repeats it. Runs shared
+their machine, so seconds do not compare."""
 
 from typing import Any
 
 import pandas as pd
 
-from experiments.analysis import costs
 from experiments.specs.lookup import rerun_command
 from experiments.specs.planned import PlannedStudy
 
@@ -20,8 +18,8 @@ COUNTS = {"steps": "steps", "tokens": "tokens", "images": "images"}
 COUNTS |= {"non-zero parameters": "num_nonzero"}
 METRICS = ("wall_s", *COUNTS.values())
 COLUMNS = ["run", "status", *IDENTITY, "data", "data hash", "steps", "tokens", "images"]
-COLUMNS += ["non-zero parameters", "wall time (s)", costs.BESIDE, "machine", "processor", "threads"]
-COLUMNS += ["versions", "command"]
+COLUMNS += ["non-zero parameters", "wall time (s)", "machine", "processor", "threads", "versions"]
+COLUMNS += ["command"]
 
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
@@ -29,12 +27,11 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     training = records[(records["task"] == "training") & records["metric"].isin(METRICS)]
     measured = training.pivot_table("value", "run", "metric")
     facts = training.drop_duplicates("run").set_index("run")
-    planned, shares = {run.id: run for run in study.runs}, costs.core_share(records)
+    planned = {run.id: run for run in study.runs}
     rows = []
     for run in [*planned, *(run for run in facts.index if run not in planned)]:
         if run in facts.index:
-            row = _row(run, facts.loc[run], measured.loc[run])
-            rows.append(row | {costs.BESIDE: costs.beside_others(shares, [run])})
+            rows.append(_row(run, facts.loc[run], measured.loc[run]))
         else:
             row = {"run": run, "status": "missing", **planned[run].spec.labels}
             rows.append(row | {"command": rerun_command([run])})

@@ -33,7 +33,7 @@ def words(figure):
     ("name", "labels"),
     [
         ("device_speedup", ["measured", "published", "simulated", "ideal"]),
-        ("gpt_step", ["Measured"]),
+        ("gpt_step", ["measured step", "estimate"]),
     ],
 )
 def test_what_is_measured_and_what_is_simulated_is_written_on_the_figure(name, labels, frames):

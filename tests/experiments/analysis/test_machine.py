@@ -1,14 +1,13 @@
-"""Records know their machine, and timings of different machines are never put together."""
+"""Records know their machine."""
 
 import json
 
 import pytest
 
 from experiments import machine as gathered
-from experiments.analysis import tables
 from experiments.report import cost
 from experiments.store import machine
-from experiments.store.collect import curves_table, records_table
+from experiments.store.collect import records_table
 from experiments.store.record import Record
 from tests.experiments.analysis import kept
 
@@ -76,61 +75,13 @@ def test_records_without_a_machine_say_what_they_lack():
     assert cost.cost([record])["machines"] == 0
 
 
-@pytest.fixture
-def two_machines():
+def test_hours_are_counted_once_and_machines_that_are_known():
     """Records of two machines that both call themselves Example CPU, and one of none."""
     made = kept.make(seeds=3)
-    other = {**MACHINE, "model": 99}
+    machines = [MACHINE, {**MACHINE, "model": 99}, None]
     for record in made:
-        seed = record["spec"]["seed"]
-        record["machine"] = [MACHINE, other, None][seed]
-        record["evaluation"]["machine"] = record["machine"]
-        for row in record["curve"]:  # the second machine is three times as slow
-            if seed and "elapsed_s" in row:
-                row["elapsed_s"] *= 3
-    return *kept.frames(made, name="device"), made
-
-
-KEY, OTHER = machine.key(MACHINE), machine.key({**MACHINE, "model": 99})
-
-
-def test_no_row_of_a_table_mixes_machines(two_machines, computed):
-    records, curves, study, _ = two_machines
-    of_run = records.drop_duplicates("run").set_index("run")["machine"]
-    keys = {KEY, OTHER}
-    times = tables.load("wall_times").make(records, curves, study)
-    timed = times.dropna(subset=["wall time (s)"])
-    assert set(timed["machine"]) == keys and set(times["machine"]) == keys | {"not recorded"}
-    for row in timed.itertuples():
-        assert set(of_run[row.runs.split()]) == {row.machine}
-    assert "wall time (s)" not in tables.load("flops").make(records, curves, study)
-
-
-def test_times_that_runs_took_beside_other_work_are_marked(two_machines, computed):
-    *_, study, made = two_machines
-    for record in made:
-        method, seed = record["spec"]["method"], record["spec"]["seed"]
-        if method == "gmp":
-            continue  # as in records of versions that kept no clock of the processor
-        for row in record["curve"]:
-            if row["kind"] == "validation":
-                share = 0.5 if method == "set" and seed == 1 else 0.95
-                row |= {"trained_s": 8.0, "trained_cpu_s": 8.0 * share}
-        if method == "rigl":
-            record["num_threads"] = 2  # of which the loop keeps one idle
-    records, curves = records_table(made, study), curves_table(made)
-    table = tables.load("wall_times").make(records, curves, study)
-    marks = table.set_index(["method", "machine"])["beside other work"]
-    assert marks["set", OTHER] == "yes" and marks["set", KEY] == "no"
-    assert marks["static", OTHER] == "no"
-    assert marks["gmp", KEY] == marks["rigl", KEY] == "not recorded"
-    runs = tables.load("runs").make(records, curves, study).set_index("run")
-    marked = runs[runs["beside other work"] == "yes"]
-    assert len(marked) == 1 and "__set-" in marked.index[0] and marked["seed"].iloc[0] == 1
-
-
-def test_hours_are_counted_once_and_machines_that_are_known(two_machines):
-    made = list(map(Record.model_validate, two_machines[3]))
+        record["machine"] = machines[record["spec"]["seed"]]
+    made = [Record.model_validate(record) for record in made]
     hours = cost.cost([*made, *made])
     assert (hours["runs"], hours["machines"]) == (18, 2)
     assert hours["training"] == pytest.approx(sum(record.wall_s for record in made) / 3600)

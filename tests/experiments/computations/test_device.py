@@ -19,7 +19,7 @@ def tables():
 
 
 def test_every_simulated_row_says_so(tables):
-    for name in ("steps", "training", "whole_model"):
+    for name in ("steps", "whole_model"):
         assert tables[name]["label"].str.startswith("simulated").all()
     speedup = tables["speedup"]
     beyond = speedup[(speedup["series"] == "simulated") & (speedup["sparsity"] > 0.9)]
