@@ -52,7 +52,6 @@ class Published(Strict):
     of: PositiveFloat | None = Field(
         None, description="value of arm b; with it effects are compared as shares of theirs"
     )
-    deviation: PositiveFloat | None = Field(None, description="of the effect, where it is printed")
     says: str = Field(description="the cell of the table")
     source: SourceKey
     where: str = Field(description="table or figure")
@@ -119,7 +118,6 @@ class Check(Strict):
     ours: str
     published: str
     rows: str = Field(description="query of the rows that count")
-    allowed: PositiveFloat = Field(0.01, description="largest relative difference")
     says: str = Field(description="what is compared, in words")
     shown: str = Field("", description="query of the rows whose values of ours stand in the row")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,11 +12,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from experiments.errors import UserError
 from experiments.findings.claim import Outcome, Place, nine, supporting
 from experiments.findings.estimate import Arm
 from experiments.specs.planned import PlannedStudy
 from experiments.specs.run import Run
-from experiments.store.tidy import SCORE_COLUMNS
+from experiments.store import tidy
 
 COLUMNS = (
     "run study trials model architecture dataset data budget stable batch method recipe rate masks "
@@ -40,12 +42,14 @@ class Evidence:
             it is for.
         scores: Tidy records of the finished ones.
         elsewhere: Evidence at other scales that trends of its claims name, by scale.
+        computed: The tables of checks that were computed, by their claim's name.
     """
 
     scale: str
     runs: pd.DataFrame
     scores: pd.DataFrame
     elsewhere: Mapping[str, Evidence] = field(default_factory=dict)
+    computed: Mapping[str, pd.DataFrame] = field(default_factory=dict)
 
     @functools.cache  # noqa: B019 - one evidence per scale and process
     def values(self, outcome: Outcome) -> pd.Series[float]:
@@ -143,11 +147,11 @@ def gather(studies: Sequence[PlannedStudy], records: Sequence[pd.DataFrame]) -> 
             if run.id not in rows:
                 name = study.trials_for[0] if study.trials_for else study.name
                 rows[run.id] = {"study": name, "trials": bool(study.trials), **_facts(run)}
-    scores = [table[list(SCORE_COLUMNS)] for table in records if len(table)]
+    scores = [table[list(tidy.SCORE_COLUMNS)] for table in records if len(table)]
     kept = (
         pd.concat(scores).drop_duplicates(["run", "metric", "split", "task"])
         if scores
-        else pd.DataFrame(columns=list(SCORE_COLUMNS))
+        else pd.DataFrame(columns=list(tidy.SCORE_COLUMNS))
     )
     planned = pd.DataFrame(list(rows.values()), columns=COLUMNS)
     # Text as objects: pandas compares it in half the time.
@@ -175,4 +179,10 @@ def judged(scale: str, study: str = "") -> Evidence:
         for comparison in claim.comparisons()
         for place in comparison.trend.get(scale, [])  # type: ignore[call-overload]
     ]
-    return replace(load(scale), elsewhere={key[0]: load(*key) for key in trends if key[0]})
+    elsewhere = {key[0]: load(*key) for key in trends if key[0]}
+    computed = {}
+    for claim in own:
+        with contextlib.suppress(UserError):  # not made at this scale
+            if check := claim.check:
+                computed[claim.name] = tidy.computed(scale, check.computation, check.table)
+    return replace(load(scale), elsewhere=elsewhere, computed=computed)

@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from experiments.errors import UserError
 from experiments.findings import claim as claims
 from experiments.findings import pool
 from experiments.findings.claim import Check, Claim, Comparison, Outcome, Place
 from experiments.findings.estimate import NO_TEST, Arm, Estimate, Word, estimate, judge
 from experiments.findings.evidence import Evidence
 from experiments.findings.gate import Gate, ask
-from experiments.store import tidy
 
 AGREES, DIFFERS = "check: agrees", "check: differs"
+#: Relative difference up to which computed numbers agree with published ones.
+MOST_APART = 0.01
 #: Seeds of each arm below which a workload is no primary one.
 LEAST_SEEDS = 2
 
@@ -194,17 +194,15 @@ def _trend(
     return tuple(found)
 
 
-def _checked(claim: Claim, check: Check, scale: str) -> Finding:
+def _checked(claim: Claim, check: Check, evidence: Evidence) -> Finding:
     """Compare computed numbers with published ones."""
-    try:
-        rows = tidy.computed(scale, check.computation, check.table)
-    except UserError:
+    if claim.name not in evidence.computed:
         reason = f"{check.computation} was not computed here"
         return Finding(claim, claim, Word(NO_TEST, reason=reason))
-    rows = rows.query(check.rows)
+    rows = evidence.computed[claim.name].query(check.rows)
     apart = (rows[check.ours] / rows[check.published] - 1).abs()
-    word = AGREES if len(rows) and apart.max() <= check.allowed else DIFFERS
-    size = f"at most {100 * apart.max():.2g}% apart (allowed {100 * check.allowed:g}%)"
+    word = AGREES if len(rows) and apart.max() <= MOST_APART else DIFFERS
+    size = f"at most {100 * apart.max():.2g}% apart (allowed {100 * MOST_APART:g}%)"
     reason = f"{len(rows)} {check.says}, {size}"
     if check.shown:
         values = rows.query(check.shown)[check.ours]
@@ -215,7 +213,7 @@ def _checked(claim: Claim, check: Check, scale: str) -> Finding:
 def of_claim(claim: Claim, evidence: Evidence) -> list[Finding]:
     """The findings of a claim: one of a check, else one per comparison; of an order its tau."""
     if claim.check is not None:
-        return [_checked(claim, claim.check, evidence.scale)]
+        return [_checked(claim, claim.check, evidence)]
     found = [find(claim, comparison, evidence) for comparison in claim.comparisons()]
     return [*found, _ordered(claim, evidence)] if claim.order else found
 

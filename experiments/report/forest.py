@@ -45,11 +45,6 @@ def draw(findings: Sequence[Finding], pooled: Mapping[tuple[str, str], Pooled]) 
 def _ratios(axes: Axes, findings: Sequence[Finding]) -> None:
     axes.axvspan(0.5, 2, color="#8a8f98", alpha=0.18, lw=0)
     for place, found in enumerate(reversed(findings)):
-        published = found.comparison.published
-        assert published is not None
-        if published.value and published.deviation:
-            half = abs(published.deviation / published.value)
-            axes.plot([1 - half, 1 + half], [place - 0.22] * 2, color="#6B6B6B", lw=1)
         axes.plot(1, place - 0.22, "o", color="#6B6B6B", ms=4)
         if found.is_fair:
             _bar(axes, place, *found.ratio, COLORS[found.word.word], *RANGE)

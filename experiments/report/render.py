@@ -17,15 +17,17 @@ import pandas as pd
 from markupsafe import Markup
 
 from experiments.analysis import figures, style, tables
+from experiments.analysis.methods import Methods
 from experiments.errors import UserError
 from experiments.findings import claim as claims
 from experiments.findings import ledger
 from experiments.findings.estimate import OPPOSITE, SMALLER
 from experiments.findings.evidence import Evidence
 from experiments.findings.ledger import Finding
-from experiments.report import cards, cost, forest, provenance, text
+from experiments.report import cards, cost, forest, text
 from experiments.specs.lookup import rerun_command
 from experiments.specs.planned import PlannedStudy
+from experiments.specs.run import RunSpec
 from experiments.specs.schema import SpecError
 from experiments.store import parquet, paths, tidy, verification
 from experiments.store.record import Record
@@ -132,11 +134,12 @@ def render_study(
         empty: Figures without data yet.
     """
     made = [Record.model_validate(value) for value in finished]
-    runs = provenance.Runs(study, records)
+    methods, committed = Methods(study), set(records.loc[records["committed"], "run"])
+    names = {run.id: (_name(run.spec, methods), run.spec.seed) for run in study.runs}
     behind: dict[tuple[str, ...], None] = {}
     nine = ledger.nine(evidence, study.name)
     pictures = _pictures(study, out_dir, empty)
-    shown = [_read_table(name, out_dir / "tables", behind, runs) for name in study.tables]
+    shown = [_read_table(out_dir / "tables", name, behind, names, methods) for name in study.tables]
     own = [cards.card(found, evidence, pictures) for found in nine]
     used = {path for each in own for _, path in each["pictures"]}
     context = {
@@ -153,9 +156,9 @@ def render_study(
             if name not in empty and pictures[f"{study.name}.{name}"] not in used
         ],
         "missing": tidy.missing_runs(records, study),
-        "committed": [run.id for run in study.runs if run.id in runs.committed],
+        "committed": committed & names.keys(),
         "cost": cost.cost(made),
-        "behind": [(runs.members(ids), rerun_command(ids)) for ids in behind],
+        "behind": [([names[run] for run in ids], rerun_command(ids)) for ids in behind],
     }
     return write_page("study", context, out_dir)
 
@@ -167,21 +170,33 @@ def _pictures(study: PlannedStudy, out_dir: Path, empty: Collection[str]) -> dic
     return shown | {f"{study.name}.{name}": path for name, path in shown.items()}
 
 
+def _name(spec: RunSpec, methods: Methods) -> str:
+    """Model, treatment, data and recipe of a run."""
+    treatment = methods.treatment(spec.method or "", spec.final_sparsity or 0.0)
+    parts = spec.model.label, treatment, spec.data.name, spec.recipe.name
+    return " · ".join(part for part in parts if part)
+
+
 def _read_table(
-    name: str, folder: Path, behind: dict[tuple[str, ...], None], runs: provenance.Runs
+    folder: Path,
+    name: str,
+    behind: dict[tuple[str, ...], None],
+    names: Mapping[str, tuple[str, int]],
+    methods: Methods,
 ) -> dict[str, Any]:
     """A table as Markdown, without columns in which nothing is known; adds its runs to others."""
     path, made = folder / f"{name}.csv", ""
-    if provenance.has_rows(path):
+    if path.stat().st_size > 2:  # it has a header
         table = pd.read_csv(path)
         if "runs" in table:
-            groups = [runs.of(cell) for cell in table["runs"]]
+            cells = table["runs"].fillna("").astype(str)
+            groups = [tuple(sorted({*cell.split()}, key=names.__getitem__)) for cell in cells]
             behind |= dict.fromkeys(filter(None, groups))
             table["trained again"] = [verification.words(ids) or None for ids in groups]
         hidden = {"runs", *(RUN_FACTS if "run" in table else ())}
         known = [key for key in table if key not in hidden and _is_known(table[key])]
         rows = [
-            [str(text.markdown_cell(_cell(row[key], key, runs))) for key in known]
+            [str(text.markdown_cell(_cell(row[key], key, methods))) for key in known]
             for row in table.to_dict("records")
         ]
         made = cards.table(known, rows) if rows and known else ""
@@ -193,8 +208,8 @@ def _is_known(column: pd.Series) -> bool:
     return bool((column.notna() & (column.astype(str) != "no value that we hold")).any())
 
 
-def _cell(value: Any, column: str, runs: provenance.Runs) -> str:
-    return runs.methods[value].name if column == "method" else text.format_cell(value, column)
+def _cell(value: Any, column: str, methods: Methods) -> str:
+    return methods[value].name if column == "method" else text.format_cell(value, column)
 
 
 def render_index(

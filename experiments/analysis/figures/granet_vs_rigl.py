@@ -3,10 +3,10 @@ thick lines their mean. Below: GraNet minus RigL at equal steps; negative favour
 8 of the source has no numbers."""
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.analysis import style
+from experiments.analysis.figures import loss_curves
 from experiments.analysis.methods import INK, Methods
 from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
@@ -43,7 +43,8 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         style.say_empty(upper, "No model has finished runs of both RigL and GraNet.")
         style.say_empty(lower, "")
         return figure
-    _draw_losses(upper, rows, looks, coordinate)
+    loss_curves.draw_panel(upper, rows, looks)
+    upper.set_title("Training loss")
     paired = difference(rows)
     look = looks[rows[rows["algorithm"] == "granet"]["method"].iloc[0]]
     for _, group in paired.groupby("seed"):
@@ -60,18 +61,3 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         style.progress_axis(panel, name)
         panel.set_ylabel(style.loss_unit(rows))
     return figure
-
-
-def _draw_losses(axes: Axes, rows: pd.DataFrame, looks: Methods, coordinate: str) -> None:
-    labels = []
-    for (method, _), group in rows.groupby(["method", "sparsity"], sort=False):
-        look = looks[method]
-        style.seed_lines(axes, group, coordinate, look.color)
-        mean = style.mean_by(group, coordinate)
-        style.method_line(axes, mean[coordinate], mean["value"], look)
-        last = group.sort_values("step").groupby("run")["value"].last().mean()
-        labels.append((last, look.name, look.color))
-    late = rows[rows["step"] > 0.15 * rows["step"].max()]["value"]
-    axes.set_ylim(rows["value"].min() - 0.02, late.max() + 0.05)
-    style.label_ends(axes, labels)
-    axes.set_title("Training loss")

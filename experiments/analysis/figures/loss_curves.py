@@ -30,14 +30,15 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     if not shown:
         style.say_empty(axes[0], "No run has finished yet.")
     for panel, (level, rows) in zip(axes, shown, strict=False):
-        _draw_panel(panel, rows, looks)
+        draw_panel(panel, rows, looks)
         title = f"{tidy.workloads(rows)[0]}"
         panel.set_title(f"{title} · {100 * level:g}%" if level else title)
         panel.set_ylabel(f"validation loss, {style.loss_unit(rows)}")
     return figure
 
 
-def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods) -> None:
+def draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods) -> None:
+    """Losses of each treatment: seeds, their mean, and the interval at the end."""
     coordinate, name = style.progress(rows)
     labels = []
     for (method, sparsity), group in rows.groupby(TREATMENT, sort=False):

@@ -3,8 +3,7 @@
 import pytest
 
 from experiments.errors import UserError
-from experiments.findings import claim, simulate
-from experiments.findings.estimate import OPPOSITE, SAME
+from experiments.findings import claim
 from experiments.specs.read import load_study, study_names
 
 
@@ -26,9 +25,3 @@ def test_typo_in_a_result_is_one_sentence(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="1.yaml: outcome.better"):
         claim.nine()
     claim.nine.cache_clear()
-
-
-def test_words_err_at_the_level_and_find_an_effect_of_the_published_size():
-    none = simulate.shares(0.0, 0.25, 5, draws=400)
-    assert none[SAME] + none[OPPOSITE] < 0.09
-    assert simulate.shares(1.0, 0.25, 5, draws=400)[SAME] > 0.9

@@ -101,6 +101,27 @@ def test_unresolved_word_says_how_many_seeds_would_do_and_one_of_each_is_no_test
     assert judge(found, 1.0, is_published=True).word == NO_TEST
 
 
+def directions(effect, error, seeds=5, draws=400):
+    """Of how many draws the word is the published direction, and of how many the other one.
+
+    Effect and standard error are multiples of the published effect; four further arms share the
+    deviation.
+    """
+    arms, words = [arm(str(index)) for index in range(6)], []
+    draw = np.random.default_rng(0).normal(0, error * math.sqrt(seeds / 2), (draws, 6, seeds))
+    draw[:, 0] += effect
+    for values in draw:
+        drawn = {one: dict(enumerate(own)) for one, own in zip(arms, values, strict=True)}
+        words.append(judge(estimate(drawn, [(arms[0], arms[1])]), 1.0, is_published=True).word)
+    return words.count(SAME) / draws, words.count(OPPOSITE) / draws
+
+
+def test_words_err_as_often_as_the_policy_says():
+    assert sum(directions(0.0, 0.25)) == pytest.approx(0.05, abs=0.03)
+    assert directions(1.0, 0.25)[0] == pytest.approx(0.97, abs=0.03)
+    assert directions(1.0, 0.5)[0] == pytest.approx(0.5, abs=0.07)
+
+
 def test_effects_and_their_spread_are_pooled_as_of_dersimonian_and_laird():
     found = random_effects([Effect("a", -1.0, 0.2), Effect("b", -1.0, 0.4)])
     assert found.mean == pytest.approx(-1.0)
