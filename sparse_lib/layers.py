@@ -22,7 +22,7 @@ _HEAD_NAMES = frozenset(
     {"lm_head", "head", "classifier", "score", "embed_out", "output_projection", "qa_outputs"}
 )
 _EMBEDDING_PATTERN = re.compile(r"embedding|embed_|_embed\b|\bwte\b|\bwpe\b|pe_helper|rel_pos")
-_NORM_PATTERN = re.compile(r"norm|\bln_?\w*\b|\bbn_?\d*\b")
+_NORM_PATTERN = re.compile(r"(?<!prelayer)norm|\bln_?\w*\b|\bbn_?\d*\b")
 # Names of weights that torch.nn.utils.parametrize computes from others, which it calls original.
 _PARAMETRIZED = re.compile(r"\bparametrizations\.(\w+)\.original\d*$")
 _WEIGHT_NAME = re.compile(r"weight|kernel|proj|^[wv]_?\d*(_|$)")

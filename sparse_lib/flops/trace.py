@@ -102,8 +102,8 @@ class WeightIndex:
 
 def _scales(factor: Tensor, weight: Tensor) -> bool:
     """Whether one factor is for several elements of a weight, zeros of which stay."""
-    lined_up = zip(reversed(factor.shape), reversed(weight.shape))
-    return any(mine == 1 < theirs for mine, theirs in lined_up)
+    lined_up = (1,) * (weight.dim() - factor.dim()) + factor.shape
+    return any(mine == 1 < theirs for mine, theirs in zip(lined_up, weight.shape))
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -112,10 +112,10 @@ class Standardised(nn.Linear):
 
 
 class Modulated(nn.Linear):
-    """Each sample scales the inputs of the weight, as a style does in StyleGAN 2."""
+    """A batch and each sample scale the inputs of the weight, as a style does in StyleGAN 2."""
 
     def forward(self, x):
-        return (self.weight * x[:, None]) @ x[:, :, None]
+        return (self.weight * x.mean(0) * x[:, None]) @ x[:, :, None]
 
 
 class Joined(nn.Module):
