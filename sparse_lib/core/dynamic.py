@@ -287,11 +287,13 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
 
     def run_update(self, optimizer: Optimizer) -> None:
         """As `SparsityAlgorithm.run_update`; `update` counts itself, and enforces."""
-        gradients = [sparse.param.grad is not None for sparse in self.sparse_params.values()]
-        if self.keeps_any_gradient and any(gradients) and not self.dense_gradients.kept:
+        mine = [sparse.param.grad is not None for sparse in self.sparse_params.values()]
+        every = (p.grad is not None for group in optimizer.param_groups for p in group["params"])
+        no_pass = self.dense_gradients.no_pass or not any(every)
+        if self.keeps_any_gradient and (any(mine) or no_pass) and not self.dense_gradients.kept:
             reason = (
                 "no backward pass came since the step before"
-                if self.dense_gradients.no_pass
+                if no_pass
                 else "the backward pass before it was not known to lead to an update"
             )
             warn(

@@ -168,12 +168,15 @@ def test_rigl_adds_up_micro_batches_and_forgets_them():
     assert not algorithm.dense_gradients.kept
 
 
-def test_an_update_without_a_backward_pass_since_the_last_step_is_told():
+@pytest.mark.parametrize("clears", [True, False])
+def test_an_update_without_a_backward_pass_since_the_last_step_is_told(clears):
     model = make_model()
     algorithm = sl.RigL(0.5, update=2, seed=1)
     optimizer = driven(algorithm, model)
     model(torch.randn(4, 12)).pow(2).sum().backward()
     optimizer.step()
+    if clears:
+        optimizer.zero_grad()
     before = {name: sparse.mask.clone() for name, sparse in algorithm.sparse_params.items()}
     with pytest.warns(UserWarning, match="due at step 2, but no backward pass came since"):
         optimizer.step()
