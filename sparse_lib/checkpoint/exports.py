@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from sparse_lib.checkpoint.bits import as_bytes, clear, to_bits
 from sparse_lib.checkpoint.names import State, masked, masks_of, namer
+from sparse_lib.checkpoint.states import as_bytes, clear, to_bits
 from sparse_lib.core.guard import guards, mask_name, watch_readers
 from sparse_lib.core.parameter import warn
 from sparse_lib.core.unreached import warn_of_unreached

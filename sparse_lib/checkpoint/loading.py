@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparse_lib.checkpoint.bits import clear
 from sparse_lib.checkpoint.names import State, checked, masks_of, namer
-from sparse_lib.checkpoint.states import as_mask, split_known_state
+from sparse_lib.checkpoint.states import as_mask, clear, split_known_state
 from sparse_lib.checks import closest
 from sparse_lib.core.parameter import unwrap
 

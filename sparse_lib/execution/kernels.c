@@ -499,53 +499,50 @@ static int64_t find_runs(const View *v, int64_t token, int64_t num_tokens, Run *
     return num_runs;
 }
 
-/* Copies one tap of a channel's windows into a row of a panel, or adds it back. */
-INLINE void tap(const View *v, const Run *run, float *map, float *p, int64_t y, int64_t x,
-                int add_back)
-{
-    int64_t step = v->stride_w, size = run->size;
-    if (y < 0 || y >= v->height) {
-        if (!add_back)
-            memset(p, 0, size * sizeof(float));
-        return;
-    }
-    float *line = map + y * v->width;
-    int64_t begin = x >= 0 ? 0 : step == 1 ? -x : (step - 1 - x) / step;
-    int64_t end = v->width - x;
-    end = end <= 0 ? 0 : step == 1 ? end : (end + step - 1) / step;
-    begin = smaller(begin, size), end = smaller(end, size);
-    if (!add_back) {
-        for (int64_t i = 0; i < begin; i++)
-            p[i] = 0.0f;
-        for (int64_t i = end; i < size; i++)
-            p[i] = 0.0f;
-    }
-    if (step == 1 && add_back)
-        add(line + x + begin, p + begin, end - begin);
-    else if (step == 1)
-        copy(p + begin, line + x + begin, end - begin);
-    else if (add_back)
-        for (int64_t i = begin; i < end; i++)
-            line[x + i * step] += p[i];
-    else
-        for (int64_t i = begin; i < end; i++)
-            p[i] = line[x + i * step];
-}
-
 /* Copies windows into a panel, or adds them back to where they came from. */
 static void window(const View *v, int64_t token, int64_t num_tokens, float *panel, int64_t width,
                    int add_back)
 {
     Run runs[MAX_PANEL];
-    int64_t num_runs = find_runs(v, token, num_tokens, runs), area = v->height * v->width;
-    for (int64_t channel = 0; channel < v->channels; channel++)
-        for (int64_t down = 0; down < v->kernel_h; down++)
-            for (int64_t right = 0; right < v->kernel_w; right++, panel += width)
-                for (const Run *run = runs; run < runs + num_runs; run++) {
-                    float *map = (float *)v->data + (run->image * v->channels + channel) * area;
-                    int64_t y = run->y + down * v->dilation_h, x = run->x + right * v->dilation_w;
-                    tap(v, run, map, panel + run->first, y, x, add_back);
-                }
+    int64_t num_runs = find_runs(v, token, num_tokens, runs), step = v->stride_w;
+    int64_t channel = 0, down = 0, right = 0; /* of the feature */
+    for (int64_t f = 0; f < v->features; f++, panel += width) {
+        for (const Run *run = runs; run < runs + num_runs; run++) {
+            float *p = panel + run->first;
+            int64_t y = run->y + down * v->dilation_h, x = run->x + right * v->dilation_w;
+            int64_t size = run->size;
+            if (y < 0 || y >= v->height) {
+                if (!add_back)
+                    memset(p, 0, size * sizeof(float));
+                continue;
+            }
+            float *line = (float *)v->data + ((run->image * v->channels + channel) * v->height + y) * v->width;
+            int64_t begin = x >= 0 ? 0 : step == 1 ? -x : (step - 1 - x) / step;
+            int64_t end = v->width - x;
+            end = end <= 0 ? 0 : step == 1 ? end : (end + step - 1) / step;
+            begin = smaller(begin, size), end = smaller(end, size);
+            if (!add_back) {
+                for (int64_t i = 0; i < begin; i++)
+                    p[i] = 0.0f;
+                for (int64_t i = end; i < size; i++)
+                    p[i] = 0.0f;
+            }
+            if (step == 1 && add_back)
+                add(line + x + begin, p + begin, end - begin);
+            else if (step == 1)
+                copy(p + begin, line + x + begin, end - begin);
+            else if (add_back)
+                for (int64_t i = begin; i < end; i++)
+                    line[x + i * step] += p[i];
+            else
+                for (int64_t i = begin; i < end; i++)
+                    p[i] = line[x + i * step];
+        }
+        if (++right == v->kernel_w)
+            right = 0, down++;
+        if (down == v->kernel_h)
+            down = 0, channel++;
+    }
 }
 
 /* Windows of one position, whose tokens are consecutive over the whole image. */
