@@ -91,11 +91,15 @@ def test_public_names_have_docstrings(name):
             assert inspect.getdoc(getattr(value, member)), member
 
 
-def test_commands_of_pages_exist():
+def test_commands_of_pages_exist_and_the_citation_names_the_package():
     known = {command.name for command in get_command(app).commands.values()}
     for page in [*PAGES, ROOT / "docs/tutorial.ipynb"]:
         named = set(re.findall(r"python -m experiments (\w+)", page.read_text()))
         assert named <= known, page.name
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == project["version"] == sl.__version__
+    assert citation["license"] == project["license"]
 
 
 def _anchors(page: Path) -> set[str]:
@@ -141,13 +145,6 @@ def test_documented_keys_are_the_keys_that_configs_take(name):
     # Of an algorithm that no page describes, the table need not know the keys of its own.
     for key in taken - listed:
         assert re.search(rf"^ *{key} \(.*\): ", inspect.getdoc(cls) or "", re.MULTILINE), key
-
-
-def test_the_citation_names_the_version_and_licence_of_the_package():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert citation["version"] == project["version"] == sl.__version__
-    assert citation["license"] == project["license"]
 
 
 # Every script of `examples/` runs, stays short, and does what its first line says

@@ -78,13 +78,10 @@ def test_a_pack_that_is_too_large_says_what_is_large(packed):
     assert not (packed[0] / "large").exists()
 
 
-def test_requirements_come_with_a_package_and_stay_with_what_the_machine_has():
+def test_requirements_are_what_the_machine_lacks_and_built_without_a_wheel(tmp_path, monkeypatch):
     found = pack.required(["pydantic"], has=["typing_extensions"])
     assert {"pydantic", "pydantic-core", "annotated-types"} <= found.keys()
     assert "typing-extensions" not in found
-
-
-def test_a_distribution_without_a_wheel_is_built(tmp_path, monkeypatch):
     source = tmp_path / "probe-1.0"
     source.mkdir()
     (source / "pyproject.toml").write_text('[project]\nname = "probe"\nversion = "1.0"\n')

@@ -170,7 +170,14 @@ def test_a_wrong_config_key_is_one_sentence(key, value, words):
     assert "\n" not in str(caught.value)
 
 
-def test_a_command_says_how_runs_are_computed():
+def test_a_command_line_is_read_with_defaults_and_says_how_runs_are_computed():
+    assert checked({"scale": "smoke"}) == {**CONFIG, "scale": "smoke"}
+    read = checked({**CONFIG, "offline": "false", "mirror": "null"})
+    assert (read["offline"], read["mirror"], read["run"]) == (False, None, "none")
+    with pytest.raises(SpecError, match="^run is None, but must be none, or run ids with commas$"):
+        checked({**CONFIG, "run": None})  # of `--config run=$EMPTY`
+    assert ask(offline="false").environment == {"HF_HUB_OFFLINE": "0"}
+    assert ask(mirror=".").environment == {"SPARSE_MIRROR": "."}
     wildcards = SimpleNamespace(scale="smoke", run=ABSENT)
     plain = ask()
     assert (plain.gpus(wildcards), plain.computing()) == (0, [])
@@ -179,16 +186,6 @@ def test_a_command_says_how_runs_are_computed():
     assert asked.computing() == ["--precision=bf16", "--compile"]
     assert plain.memory_mb(wildcards, attempt=2) == 2 * plain.memory_mb(wildcards)
     assert plain.memory_mb(wildcards) > cost.BASE_MB
-
-
-def test_words_of_the_command_line_are_read_and_what_is_left_out_keeps_its_default():
-    assert checked({"scale": "smoke"}) == {**CONFIG, "scale": "smoke"}
-    read = checked({**CONFIG, "offline": "false", "mirror": "null"})
-    assert (read["offline"], read["mirror"], read["run"]) == (False, None, "none")
-    with pytest.raises(SpecError, match="^run is None, but must be none, or run ids with commas$"):
-        checked({**CONFIG, "run": None})  # of `--config run=$EMPTY`
-    assert ask(offline="false").environment == {"HF_HUB_OFFLINE": "0"}
-    assert ask(mirror=".").environment == {"SPARSE_MIRROR": "."}
 
 
 def test_a_broken_study_is_one_sentence_that_names_its_file(monkeypatch, tmp_path):

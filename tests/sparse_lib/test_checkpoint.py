@@ -34,7 +34,7 @@ def masked_network() -> nn.Sequential:
     return model
 
 
-def test_finalize_leaves_the_dense_model():
+def test_finalize_leaves_the_dense_model_or_part():
     model, dense = masked_network(), network()
     sl.Group({"[04].weight": sl.Static(0.1)}).apply(model)  # keeps the masks
     expected, masks = model(*INPUTS), checkpoint.masks_of(model)
@@ -47,6 +47,16 @@ def test_finalize_leaves_the_dense_model():
     assert vars(model[0]).keys() == vars(dense[0]).keys()
     sl.Static(0.9).apply(model)
     assert int(model[0].weight_mask.sum()) == 11
+    model = network()
+    algorithm = sl.Static(sparsity=0.5)
+    optimizer = driven(algorithm, model)
+    checkpoint.finalize(model[4])
+    assert set(checkpoint.masks_of(model)) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    assert set(algorithm.sparse_params) == set(checkpoint.masks_of(model))
+    model(*INPUTS).square().sum().backward()
+    optimizer.step()
+    assert int(model[4].weight.count_nonzero()) > 720  # half of it, until then
+    assert not model[0].weight[~model[0].weight_mask].any()
 
 
 @pytest.mark.parametrize("grouped", [False, True])
@@ -69,19 +79,6 @@ def test_a_densified_run_is_a_dense_run_from_the_same_point(grouped):
     go(dense, dense_optimizer)
     assert same({**model.state_dict()}, {**dense.state_dict()})
     assert int(model[4].weight.count_nonzero()) > 720 and int(model[0].weight.count_nonzero()) > 54
-
-
-def test_finalizing_a_part_leaves_the_rest_sparse():
-    model = network()
-    algorithm = sl.Static(sparsity=0.5)
-    optimizer = driven(algorithm, model)
-    checkpoint.finalize(model[4])
-    assert set(checkpoint.masks_of(model)) == {"0.weight", "0.bias", "1.weight", "1.bias"}
-    assert set(algorithm.sparse_params) == set(checkpoint.masks_of(model))
-    model(*INPUTS).square().sum().backward()
-    optimizer.step()
-    assert int(model[4].weight.count_nonzero()) > 720  # half of it, until then
-    assert not model[0].weight[~model[0].weight_mask].any()
 
 
 def tied():

@@ -41,7 +41,7 @@ def test_the_function_stays_and_dead_units_go():
     assert sizes(model)[0] == (8, 3, 3, 3)  # the model is as it was
 
 
-def test_a_constant_stays_where_zero_padding_reads_it():
+def test_constants_stay_where_padding_reads_them_and_layers_empty_in_turn():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3, padding=1))
     with torch.no_grad():
@@ -50,9 +50,6 @@ def test_a_constant_stays_where_zero_padding_reads_it():
     small, images = shrink(model), torch.randn(1, 2, 8, 8)
     assert sizes(small) == [(3, 2, 3, 3), (2, 3, 3, 3)]
     torch.testing.assert_close(small(images), model(images), rtol=1e-5, atol=1e-5)
-
-
-def test_one_layer_after_another_empties():
     # Nobody reads the second unit of the middle layer, which alone reads the first's second.
     model = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(3)))
     with torch.no_grad():

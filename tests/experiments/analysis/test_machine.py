@@ -38,7 +38,7 @@ def here(tmp_path, monkeypatch, model=1, flags=""):
     return gathered.facts(1)
 
 
-def test_processors_of_one_name_are_told_apart(tmp_path, monkeypatch):
+def test_processors_of_one_name_threads_versions_and_kernels_are_told_apart(tmp_path, monkeypatch):
     old = here(tmp_path, monkeypatch, model=49)
     new = here(tmp_path, monkeypatch, model=17, flags="avx512f avx512_bf16")
     assert old["processor"] == new["processor"] == "AMD EPYC"
@@ -49,9 +49,6 @@ def test_processors_of_one_name_are_told_apart(tmp_path, monkeypatch):
     assert "avx512_bf16" in new["isa"] and new["vector_bits"] == 512
     assert machine.key(old) != machine.key(new)
     assert "model 17" in machine.processor(new) and "avx512_bf16" in machine.processor(new)
-
-
-def test_the_facts_say_what_ran_and_threads_versions_and_kernels_make_another_machine():
     key = machine.key(MACHINE)
     for change in ({"num_threads": 2}, {"versions": {"torch": "2.1"}}, {"kernels": {}}):
         assert machine.key({**MACHINE, **change}) != key

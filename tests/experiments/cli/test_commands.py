@@ -54,6 +54,7 @@ def written(folder: Path, *records: dict) -> list[Path]:
 
 
 COLLECT = ("collect", "--study", STUDY, "--scale", SCALE)
+FIGURE = ("figure", "loss_curves", "--study", STUDY, "--scale", SCALE)
 
 
 def test_collect_deletes_nothing_before_it_has_read_everything(place, call):
@@ -106,12 +107,27 @@ def test_collect_says_which_records_are_committed(place, call):
         (["evaluate", "--model", ".", "--suite", "smoke"], ["holds no config.json"]),
         (["evaluate", "--run", "RUN"], ["no folder with an exported model"]),
         (["compare", "nothing"], ["run is 'nothing'"]),
+        ([*FIGURE, "--format", "eps"], ["format is 'eps', but must be one of csv, pdf, png, svg"]),
+        ([*FIGURE, "--format", "svg", "--out", "fig.pdf"], ["its ending is not the format 'svg'"]),
+        ([*FIGURE, "--out", "fig.gif"], ["format is 'gif', but must be one of"]),
+        (
+            [*FIGURE, "--style", "no.mplstyle"],
+            ["style is 'no.mplstyle', but there is no"],
+        ),
+        (
+            [*FIGURE, "schedules", "--out", "fig.pdf"],
+            ["there are several figures or formats"],
+        ),
+        ([*FIGURE, "los_curves"], ["did you mean 'loss_curves'?"]),
+        ([*FIGURE, "--study", "spdv"], ["study is 'spdv', but must be one of"]),
+        ([*FIGURE, "--scale", "huge"], ["scale is 'huge', but must be one of"]),
+        ([*FIGURE, "--scale", "smoke"], ["'spdf' has no results at scale 'smoke' yet"]),
     ],
 )
 def test_a_mistake_is_one_sentence(place, call, arguments, words):
     run = next(iter(all_runs("smoke")))
     code, text = call(*(run if word == "RUN" else word for word in arguments))
-    assert code not in (0, None) and "Traceback" not in text
+    assert code not in (0, None) and "Traceback" not in text and not contents(place)
     assert all(word in text for word in words), text
 
 
@@ -188,36 +204,16 @@ def test_a_page_is_drawn_again_as_it_was(place, call):
 
 def test_a_figure_is_drawn_for_a_paper_from_committed_records(place, call):
     (place / "my.mplstyle").write_text("font.size: 7\n")
-    chosen = ("figure", "loss_curves", "--study", STUDY, "--scale", SCALE)
-    code, said = call(*chosen, "--style", "my.mplstyle", "--width", "3.3", "--out", "fig.pdf")
+    code, said = call(*FIGURE, "--style", "my.mplstyle", "--width", "3.3", "--out", "fig.pdf")
     assert (code, said) == (0, "fig.pdf\n")
     width = re.search(rb"/MediaBox \[ 0 0 ([\d.]+)", Path("fig.pdf").read_bytes())[1]
     assert float(width) == pytest.approx(3.3 * 72, abs=0.5)
-    said = call(*chosen, "--width", "1", "--out", "narrow.pdf")[1]
+    said = call(*FIGURE, "--width", "1", "--out", "narrow.pdf")[1]
     assert said == "Error: the figure does not fit in a width of 1 inches"
-    code, said = call(*chosen, "--format", "svg", "--format", "csv")
+    code, said = call(*FIGURE, "--format", "svg", "--format", "csv")
     folder = f"reports/{SCALE}/{STUDY}/figures/loss_curves"
     assert said == f"{folder}.svg\n{folder}.csv\n"
     assert all(Path(name).is_file() for name in said.split())
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--format", "eps"), "format is 'eps', but must be one of csv, pdf, png, svg"),
-        (("--format", "svg", "--out", "fig.pdf"), "its ending is not the format 'svg'"),
-        (("--out", "fig.gif"), "format is 'gif', but must be one of"),
-        (("--style", "no.mplstyle"), "style is 'no.mplstyle', but there is no such file"),
-        (("schedules", "--out", "fig.pdf"), "there are several figures or formats to write"),
-        (("los_curves",), "did you mean 'loss_curves'?"),
-        (("--study", "spdv"), "study is 'spdv', but must be one of"),
-        (("--scale", "huge"), "scale is 'huge', but must be one of"),
-        (("--scale", "smoke"), "'spdf' has no results at scale 'smoke' yet"),
-    ],
-)
-def test_a_figure_that_cannot_be_drawn_is_one_sentence(place, call, options, words):
-    code, said = call("figure", "loss_curves", "--study", STUDY, "--scale", SCALE, *options)
-    assert code not in (0, None) and words in said and not contents(place)
 
 
 def test_a_process_says_its_sentence_and_exits_with_one(place):
@@ -268,7 +264,7 @@ def test_where_names_the_committed_report_until_one_is_written(place, call):
     assert "The page is reports/smoke/index.html" in text
 
 
-def test_the_plan_of_one_study_says_what_all_leave_of_the_budget(call, monkeypatch):
+def test_a_plan_says_what_all_leave_of_the_budget_and_what_is_missing(call, monkeypatch, place):
     costs = [run.core_seconds for run in all_runs("smoke").values()]
     everything = sum(costs) + sum(computation_costs("smoke").values())
     monkeypatch.setitem(BUDGET_CORE_S, "smoke", everything - 7)
@@ -277,8 +273,6 @@ def test_the_plan_of_one_study_says_what_all_leave_of_the_budget(call, monkeypat
         f"{everything:8.0f}  of all studies, whose budget is {everything - 7:,}, over it by 7\n"
     )
 
-
-def test_the_plan_of_what_is_missing_leaves_out_committed_runs(place, call):
     def planned(*options, study="sparse_ift_vision", kind="runs"):
         code, text = call("plan", "--scale", SCALE, "--study", study, "--json", *options)
         assert code in (0, None)

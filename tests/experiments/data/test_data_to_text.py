@@ -18,7 +18,7 @@ SENTENCES = ["Jacob leads Aarhus in Denmark .", "Aarhus in Denmark is led by Jac
 SPLITS = ("train", "validation", "test")
 
 
-def test_all_texts_of_equal_data_are_references_of_one_prompt():
+def test_all_texts_of_equal_data_are_references_of_one_prompt_of_one_line():
     pairs = [("a[Aarhus],  b[river]", "It is by\nthe river ."), ("a[Pub]", "It is a pub ."),
              ("a[Aarhus],  b[river]", "By the river .")]  # fmt: skip
     references = {"a[Aarhus], b[river]\n": ["It is by the river .", "By the river ."],
@@ -28,9 +28,6 @@ def test_all_texts_of_equal_data_are_references_of_one_prompt():
         assert {row["prompt"]: row["references"] for row in texts.extras[name]} == references
     expected = sorted(prompt + text for prompt, known in references.items() for text in known)
     assert all(sorted(found) == expected for found in texts.splits.values())
-
-
-def test_facts_of_webnlg_are_one_line():
     facts = [["Aarhus_Airport", "cityServed", '"Aarhus, Denmark"'], ["Aarhus", "leader", "Jacob"]]
     said = "Aarhus Airport | cityServed | Aarhus, Denmark && Aarhus | leader | Jacob"
     assert webnlg_2017.line(facts) == said

@@ -61,7 +61,7 @@ def test_each_file_is_checked_for_each_kind_of_damage(folder):
     data.verify(folder)
 
 
-def test_a_large_file_is_sampled_with_its_ends(tmp_path, monkeypatch):
+def test_a_large_file_is_sampled_with_its_ends_and_none_is_missing_data(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "WHOLE", 1000)
     monkeypatch.setattr(files, "BLOCK", 16)
     path, content = tmp_path / "a.bin", bytearray(range(256)) * 16
@@ -72,8 +72,5 @@ def test_a_large_file_is_sampled_with_its_ends(tmp_path, monkeypatch):
         changed[place] ^= 1
         assert "a.bin is not as it was prepared" in damaged(tmp_path, path, changed)
     assert "a.bin has 4095 bytes instead of 4096" in damaged(tmp_path, path, content[:-1])
-
-
-def test_nothing_prepared_is_missing_data(tmp_path):
     with pytest.raises(data.MissingData, match="no prepared dataset"):
-        data.verify(tmp_path)
+        data.verify(tmp_path / "nothing")

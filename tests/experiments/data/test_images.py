@@ -19,7 +19,7 @@ def prepared(tmp_path_factory):
     return folder, meta
 
 
-def test_glyphs_have_their_sizes_types_and_even_classes(prepared, tmp_path):
+def test_glyphs_have_their_sizes_even_classes_and_fonts_of_one_split(prepared, tmp_path):
     folder, meta = prepared
     assert data.prepare("glyphs", out=tmp_path, num_images=470) == meta  # the same every time
     assert data.prepare("glyphs", out=tmp_path, num_images=471)["hash"] != meta["hash"]
@@ -36,19 +36,16 @@ def test_glyphs_have_their_sizes_types_and_even_classes(prepared, tmp_path):
     assert meta["std"] == pytest.approx([pixels.std()])
     assert not meta["flip"]
     assert (47, 1, 32) == _size(meta) == _size(data.get("glyphs").declared)
-
-
-def _size(meta):
-    return len(meta["classes"]), meta["num_channels"], meta["image_size"]
-
-
-def test_no_font_is_in_two_splits_and_their_files_are_hashed(prepared):
     _, meta = prepared
     fonts = [font for names in glyphs.FONTS.values() for font in names]
     assert len(fonts) == len(set(fonts)) == len(meta["font_hashes"])
     path = rendering.font_folder() / "cmr10.ttf"
     assert meta["font_hashes"]["cmr10.ttf"] == hashlib.sha256(path.read_bytes()).hexdigest()
     assert set(meta["versions"]) == {"freetype", "matplotlib", "numpy"}
+
+
+def _size(meta):
+    return len(meta["classes"]), meta["num_channels"], meta["image_size"]
 
 
 CIFAR = {"image": "img", "label": "fine_label"}

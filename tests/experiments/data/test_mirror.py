@@ -56,21 +56,18 @@ def test_a_local_copy_is_read_in_each_layout(name, tmp_path):
     assert found == dict.fromkeys(SPLITS, ["= Title = \n\n the text"])
 
 
-def test_the_hubs_own_cache_is_read_without_a_mirror(tmp_path, monkeypatch):
+def test_the_hubs_cache_is_read_and_missing_data_name_the_command(tmp_path, monkeypatch):
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    assert data.available("wikitext-2") is not None
+    command = "`python -m experiments prepare --data wikitext-2` fetches it"
+    mirror = tmp_path / "mirror"
+    assert all(command in data.available("wikitext-2", place) for place in (None, mirror))
+    (mirror / "Salesforce/wikitext").mkdir(parents=True)
+    problem = data.available("wikitext-2", mirror)
+    assert command in problem and "holds no parquet or JSON Lines files" in problem
     cached(tmp_path / "hub")
     assert data.available("wikitext-2") is None
     assert data.get("wikitext-2").read(Source()).splits["test"] == ["= Title = \n\n the text"]
-
-
-def test_a_folder_without_data_and_a_missing_one_name_the_command_that_fetches(tmp_path):
-    command = "`python -m experiments prepare --data wikitext-2` fetches it"
-    assert command in data.available("wikitext-2", tmp_path)
-    (tmp_path / "Salesforce/wikitext").mkdir(parents=True)
-    problem = data.available("wikitext-2", tmp_path)
-    assert command in problem and "holds no parquet or JSON Lines files" in problem
 
 
 def test_the_slice_of_wikipedia_is_joined_from_published_files_and_checked(tmp_path, monkeypatch):

@@ -17,15 +17,26 @@ from tests.experiments.data.mirrors import write_mirror
 DOCUMENTS = ["The cat sat on the mat.", "A dog is not a cat, is it?\n\nNo.", "naïve ☃ text"] * 5
 
 
-def test_names_and_unknown_name():
+def test_an_unknown_name_and_missing_data_are_one_sentence_before_any_work(tmp_path):
     assert {"wikipedia", "wikipedia-start", "wikitext-2"} <= set(data.names())
     for name in ("wikipedia", "wikipedia-start", "e2e-nlg", "webnlg-2017"):
         assert data.available(name) is None  # embedded
     with pytest.raises(ValueError, match="'wikitext2', .*; did you mean 'wikitext-2'"):
         data.get("wikitext2")
+    for config in ("wikitext-103-v1", "wikitext-2-v1"):
+        write_mirror(tmp_path / config, "Salesforce/wikitext", {"test": ROWS}, [config])
+    for mirror, words in (
+        (None, "Salesforce/wikitext.*SPARSE_MIRROR"),
+        (tmp_path / "wikitext-103-v1", "wikitext-2-v1"),
+        (tmp_path / "wikitext-2-v1", "train and validation"),
+    ):
+        assert re.search(words, data.available("wikitext-2", mirror))
+        with pytest.raises(data.MissingData, match=words):
+            data.prepare("wikitext-2", out=tmp_path / "out", vocab_size=300, mirror=mirror)
+    assert not (tmp_path / "out").exists()
 
 
-def test_bpe_round_trips_any_text_is_deterministic_and_loads_with_transformers(tmp_path):
+def test_bpe_round_trips_any_text_and_loads_with_transformers_and_documents_have_ends(tmp_path):
     first, second = (tokenizer.train_bpe(DOCUMENTS, vocab_size=300) for _ in range(2))
     assert first.to_str() == second.to_str()
     assert first.token_to_id(base.END_OF_TEXT) == 0
@@ -35,15 +46,6 @@ def test_bpe_round_trips_any_text_is_deterministic_and_loads_with_transformers(t
     bpe = AutoTokenizer.from_pretrained(tmp_path / "bpe")
     assert bpe(DOCUMENTS[0]).input_ids == first.encode(DOCUMENTS[0]).ids
     assert (bpe.eos_token, bpe.eos_token_id) == (base.END_OF_TEXT, 0)
-
-
-@pytest.mark.parametrize("size", [256, 65537])
-def test_vocabulary_must_fit_bytes_and_uint16(size):
-    with pytest.raises(ValueError, match=f"vocab_size is {size}"):
-        tokenizer.train_bpe(DOCUMENTS, vocab_size=size)
-
-
-def test_tokens_are_documents_with_an_end_each(tmp_path):
     built = tokenizer.train_bpe(DOCUMENTS, vocab_size=300)
     count = packing.write_tokens(DOCUMENTS, built, tmp_path / "x.bin")
     tokens = packing.read_tokens(tmp_path / "x.bin")
@@ -51,6 +53,12 @@ def test_tokens_are_documents_with_an_end_each(tmp_path):
     ends = np.flatnonzero(np.asarray(tokens) == 0)
     pieces = np.split(np.asarray(tokens), ends + 1)[:-1]
     assert [built.decode(piece[:-1].tolist()) for piece in pieces] == DOCUMENTS
+
+
+@pytest.mark.parametrize("size", [256, 65537])
+def test_vocabulary_must_fit_bytes_and_uint16(size):
+    with pytest.raises(ValueError, match=f"vocab_size is {size}"):
+        tokenizer.train_bpe(DOCUMENTS, vocab_size=size)
 
 
 ROWS = ["", " = One = \n", "", " Text of <unk> one . \n", " = = Part = = \n", "", " More . \n", "",
@@ -74,20 +82,6 @@ def test_mirrored_dataset_is_prepared_and_loaded(tmp_path, monkeypatch):
     assert len(corpus.tokens("train")) == meta["num_tokens"]["train"]
     assert {"hash", "license", "source", "splits", "eos_id", "hub_id"} <= meta.keys()
     assert corpus.tokenizer_dir.is_dir()
-
-
-def test_what_is_missing_is_one_sentence_before_any_work(tmp_path):
-    for config in ("wikitext-103-v1", "wikitext-2-v1"):
-        write_mirror(tmp_path / config, "Salesforce/wikitext", {"test": ROWS}, [config])
-    for mirror, words in (
-        (None, "Salesforce/wikitext.*SPARSE_MIRROR"),
-        (tmp_path / "wikitext-103-v1", "wikitext-2-v1"),
-        (tmp_path / "wikitext-2-v1", "train and validation"),
-    ):
-        assert re.search(words, data.available("wikitext-2", mirror))
-        with pytest.raises(data.MissingData, match=words):
-            data.prepare("wikitext-2", out=tmp_path / "out", vocab_size=300, mirror=mirror)
-    assert not (tmp_path / "out").exists()
 
 
 def test_hash_follows_text_and_vocabulary_and_tokenizer_is_reused(tmp_path, monkeypatch):

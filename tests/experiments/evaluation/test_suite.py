@@ -10,16 +10,13 @@ def names(suite: str) -> list[str]:
     return [path.name for path in files if path.parent == suites.OWN_TASKS]
 
 
-def test_a_suite_depends_on_the_task_files_that_it_names():
+def test_a_suite_depends_on_the_task_files_that_it_names_alone(tmp_path, monkeypatch):
     bleu, prose = ["data_to_text.py", "data_to_text.yaml"], ["prose_pairs.py", "prose_pairs.yaml"]
     assert names("quick") == ["_pairs_template", *bleu, "documents.py", *prose]
     assert names("data_to_text") == [*bleu, "documents.py"]
     assert names("perplexity") == names("vision") == []
     metrics = [path.stem for path in suites.suite_files(suites.load_suite("perplexity"))]
     assert sorted(metrics) == sorted(suites.Perplexity().metrics)
-
-
-def test_an_unused_task_file_changes_no_suite(tmp_path, monkeypatch):
     before = {path.stem: names(path.stem) for path in suites.FOLDER.glob("*.yaml")}
     copy = tmp_path / "tasks"
     shutil.copytree(suites.OWN_TASKS, copy)

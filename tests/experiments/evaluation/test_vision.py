@@ -50,7 +50,7 @@ def test_scores_by_hand():
     assert ("class:c", "class_accuracy") not in rows
 
 
-def test_top5_counts_ranks_and_equal_scores_favour_nobody():
+def test_top5_and_calibration_by_hand():
     logits = np.tile(np.arange(10.0)[::-1], (10, 1))
     rows = by_name(scores(logits, np.arange(10), [str(i) for i in range(10)]))
     assert rows["images", "accuracy"]["value"] == 0.1
@@ -59,9 +59,6 @@ def test_top5_counts_ranks_and_equal_scores_favour_nobody():
     flat = by_name(scores(np.zeros((10, 10)), np.arange(10), [str(i) for i in range(10)]))
     assert flat["images", "accuracy"]["value"] == 0.1
     assert flat["images", "loss"]["value"] == pytest.approx(math.log(10))
-
-
-def test_calibration_of_a_calibrated_and_an_overconfident_model():
     rng = np.random.default_rng(0)
     confidence = rng.uniform(0.3, 1.0, 200_000)
     right = (rng.random(200_000) < confidence).astype(float)

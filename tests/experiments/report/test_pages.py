@@ -68,16 +68,13 @@ def test_caption_has_at_most_forty_words(kind):
     assert {name: count for name, count in words.items() if count > 40} == {}
 
 
-def test_page_has_a_region_for_each_table_and_picture_and_links_to_pages():
+def test_pages_have_regions_and_links_and_tables_what_is_known():
     page = "# Title\n\n| a | b |\n|---|---|\n| 1 | [x](other/README.md#y) |\n\n![alt](p.png)\n"
     html = render.to_html(page)
     assert "<title>Title</title>" in html
     assert html.count('tabindex="0"') == 2
     assert 'href="other/index.html#y"' in html
     assert 'alt="alt"' in html
-
-
-def test_columns_in_which_nothing_is_known_are_not_printed_and_numbers_have_signs():
     assert (cards.number(-0.0117, 3), cards.number(float("nan"), 2)) == ("−0.012", "–")
     made = cards.table(["a", "b", "c"], [["1", "–", "3"], ["4", "–", "–"]])
     assert "b" not in made.splitlines()[0]
@@ -110,17 +107,16 @@ def test_a_card_without_runs_has_no_line_on_their_size():
     assert cards.card(found, evidence, {})["differs"] == ""
 
 
-def test_rows_whose_runs_were_trained_again_say_so(tmp_path, monkeypatch):
+def test_a_site_says_what_was_trained_again_and_is_published_without_a_dead_link(
+    tmp_path, monkeypatch
+):
     run = kept.make(seeds=1)[0]["run"]
     monkeypatch.setattr(paths, "REFERENCE", tmp_path)
     (tmp_path / "verified.csv").write_text(f"run,machine,verdict\n{run},a,same bits\n")
-    page = make_site(tmp_path / "site")[-1].with_name("README.md").read_text()
+    front, *_, study = make_site(tmp_path / "small")
+    page = study.with_name("README.md").read_text()
     assert "| trained again |" in page
     assert "runs, on 1 kind of machine: as recorded |" in page
-
-
-def test_published_report_has_the_front_page_and_no_dead_link(tmp_path):
-    front, *_ = make_site(tmp_path / "small")
     out = tmp_path / "reports"
     out.mkdir()
     assert render.publish(front.parent, out) == out / "README.md"

@@ -29,16 +29,13 @@ def methods(folder, name="other"):
     return load_study(name, folder=folder).methods
 
 
-def test_keys_beside_it_replace_those_of_the_other_study(like):
+def test_keys_and_levels_replace_those_of_the_other_study(like):
     own = {"like": "sparsity_library.set", "recipe": "full-batch", "label": "Mine"}
     folder = like({"mine": own})
     mine, theirs = methods(folder)["mine"], methods(folder, "sparsity_library")["set"]
     assert (mine.recipe, mine.label) == ("full-batch", "Mine")
     assert mine.sparsity == theirs.sparsity
     assert mine.final_sparsity == theirs.final_sparsity == 0.8
-
-
-def test_levels_replace_those_of_the_other_study_and_a_single_sparsity(like):
     level = {"recipe": "full-batch", "sparsity": {"algorithm": "static", "sparsity": "level"}}
     static = {"algorithm": "static", "sparsity": 0.7}
     folder = like(

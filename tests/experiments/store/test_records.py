@@ -75,7 +75,7 @@ def test_the_pass_over_more_of_the_split_goes_first(made):
     assert list(tidy.validation_perplexity(without)["task"]) == ["perplexity"]
 
 
-def test_mean_accuracy_adds_variances_and_counts_a_group_of_tasks_once(made):
+def test_means_add_variances_count_a_group_once_and_the_leaderboard_apart(made):
     mean = average([scored("a", 0.4, 0.5, stderr=0.03), scored("b", 0.6, stderr=0.04)])
     assert mean["value"] == pytest.approx(0.5)
     assert mean["stderr"] == pytest.approx(0.025)
@@ -84,20 +84,6 @@ def test_mean_accuracy_adds_variances_and_counts_a_group_of_tasks_once(made):
     rows = rows_of(made[0], [*pairs, scored("arc_easy", 0.4), scored("lambada", 0.9, None)])
     assert rows.loc["accuracy_mean", "value"] == pytest.approx(0.3)
     assert rows.loc["accuracy_mean", "chance"] == pytest.approx(0.375)
-
-
-def scored(task, value, chance=0.25, **own):
-    row = {"task": task, "value": value, "chance": chance, "metric": "acc", "stderr": 0.1}
-    return row | {"num_items": 10, "higher_is_better": True, "truncated_fraction": 0.0} | own
-
-
-def rows_of(record, scores):
-    """The tidy rows of a record with these scores, by metric."""
-    changed = record | {"evaluation": record["evaluation"] | {"scores": scores}}
-    return pd.DataFrame(record_rows(changed, "")).set_index("metric")
-
-
-def test_the_leaderboard_has_a_mean_of_its_own(made):
     scores = [
         scored("arc_challenge", 0.9),
         scored("arc_challenge", 0.1, metric="acc_norm", truncated_fraction=1.0),
@@ -113,6 +99,17 @@ def test_the_leaderboard_has_a_mean_of_its_own(made):
     assert "leaderboard_mean" not in rows_of(made[0], scores[:-2]).index
 
 
+def scored(task, value, chance=0.25, **own):
+    row = {"task": task, "value": value, "chance": chance, "metric": "acc", "stderr": 0.1}
+    return row | {"num_items": 10, "higher_is_better": True, "truncated_fraction": 0.0} | own
+
+
+def rows_of(record, scores):
+    """The tidy rows of a record with these scores, by metric."""
+    changed = record | {"evaluation": record["evaluation"] | {"scores": scores}}
+    return pd.DataFrame(record_rows(changed, "")).set_index("metric")
+
+
 def test_facts_come_from_the_spec_and_not_from_the_id(made):
     record = copy.deepcopy(made[-1])
     assert record["spec"]["sparsity"]["algorithm"] == "gmp"
@@ -125,7 +122,7 @@ def test_facts_come_from_the_spec_and_not_from_the_id(made):
     assert facts.values.tolist() == [["gmp", "wide", 0.875, seed, "mine"]]
 
 
-def test_every_number_that_a_task_returns_reaches_the_tables(made):
+def test_every_number_of_a_task_reaches_the_tables_in_its_unit(made, monkeypatch):
     record = copy.deepcopy(made[0])
     last = [row for row in record["curve"] if row["kind"] == "validation"][-1]
     last |= {"bits_per_pixel": 1.25, "perplexity": 9.0, "failed": None}
@@ -137,9 +134,6 @@ def test_every_number_that_a_task_returns_reaches_the_tables(made):
     assert "failed" not in rows.index
     curves = curves_table([record])
     assert curves.loc[curves["metric"] == "bits_per_pixel", "value"].tolist() == [1.25]
-
-
-def test_a_task_of_ones_own_has_its_unit_and_its_metrics(made, monkeypatch):
     task = tasks.lm.Task
     monkeypatch.setattr(task, "unit", "sentences")
     monkeypatch.setattr(task, "metrics", {"bleu": True})

@@ -28,7 +28,7 @@ def present(layer) -> list[int]:
     return layer.weight_mask[0].nonzero().flatten().tolist()
 
 
-def test_snfs_grows_where_the_momentum_of_all_steps_is_largest():
+def test_snfs_grows_by_the_momentum_of_all_steps_at_the_cost_of_dense_gradients():
     model = row(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
     algorithm = SNFS(0.5, {"freq": 2}, keep(3, 4, 5), drop_fraction=1 / 3, momentum=0.5)
     optimizer = driven(algorithm, model, lr=0.0)
@@ -37,9 +37,6 @@ def test_snfs_grows_where_the_momentum_of_all_steps_is_largest():
     step(model, optimizer, [3.0, 0.0, 1.0, 0.0, 0.0, 0.0])
     assert algorithm.momentum_of(model.weight)[0].tolist() == [1.5, 2.0, 0.5, 0.0, 0.0, 0.0]
     assert present(model) == [1, 4, 5]  # column 3, the smallest present weight, is dropped
-
-
-def test_snfs_costs_a_dense_weight_gradient_at_every_step():
     model = torch.nn.Linear(10, 10, bias=False)
     algorithm = SNFS(0.8, {"freq": 3}, seed=0)
     optimizer = driven(algorithm, model, lr=0.0)

@@ -46,7 +46,7 @@ def test_functional_calls_leave_the_tensors_they_are_given():
     assert model.weight.grad is not None
 
 
-def test_manual_updates_take_the_next_value_of_a_list():
+def test_lists_go_on_at_manual_updates_and_for_each_member_by_itself():
     model = nn.Linear(16, 16, bias=False)
     algorithm = sl.GMP([0.125, 0.25, 0.5, 0.75], update=1, seed=0, init_method="topk")
     optimizer = driven(algorithm, model)
@@ -57,16 +57,6 @@ def test_manual_updates_take_the_next_value_of_a_list():
         algorithm.update()
         seen.append(algorithm.metrics()["sparsity"])
     assert seen == pytest.approx([0.25, 0.5, 0.75])
-
-
-def test_counts_and_switches_of_a_wrong_type_are_refused():
-    for algorithm in (sl.RigL(0.5), sl.Group({"*": sl.RigL(0.5)})):
-        for name, value in (("step", -3), ("step", "3"), ("step", 1.5), ("autoupdate", "false")):
-            with pytest.raises(ValueError, match=f"{name} must be"):
-                setattr(algorithm, name, value)
-
-
-def test_members_that_share_a_list_of_values_do_not_share_their_place():
     shared = sl.schedules.Cycling([0.125, 0.25, 0.5, 0.75], repeat=False)
     model = nn.ModuleDict({"a": nn.Linear(16, 16), "b": nn.Linear(16, 16)})
     group = sl.Group({f"{key}.*": sl.GMP(shared, update=1, seed=0) for key in "ab"})
@@ -77,6 +67,13 @@ def test_members_that_share_a_list_of_values_do_not_share_their_place():
         optimizer.step()
     levels = {name: t["sparsity"] for name, t in group.metrics()["tensors"].items()}
     assert levels["a.weight"] == levels["b.weight"] == pytest.approx(0.5)
+
+
+def test_counts_and_switches_of_a_wrong_type_are_refused():
+    for algorithm in (sl.RigL(0.5), sl.Group({"*": sl.RigL(0.5)})):
+        for name, value in (("step", -3), ("step", "3"), ("step", 1.5), ("autoupdate", "false")):
+            with pytest.raises(ValueError, match=f"{name} must be"):
+                setattr(algorithm, name, value)
 
 
 def test_a_tied_weight_that_requires_dense_under_one_name_stays_dense():

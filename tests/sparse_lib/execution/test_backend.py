@@ -96,7 +96,7 @@ def test_non_contiguous_inputs_gradients_and_weights():
         assert relative_error(value, truth) < TOLERANCE
 
 
-def test_frozen_parts_get_no_gradient():
+def test_backward_uses_the_mask_of_its_forward_and_leaves_out_frozen_parts():
     layer = nn.Linear(8, 8)
     add_mask(layer, 0.5)
     twin, source = compile(layer, always()), torch.randn(4, 8)
@@ -108,9 +108,6 @@ def test_frozen_parts_get_no_gradient():
     layer.weight.requires_grad_(True)
     twin(source.detach()).sum().backward()
     assert layer.weight.grad is not None
-
-
-def test_backward_uses_the_mask_of_its_forward():
     layer = nn.Linear(6, 6)
     add_mask(layer, 0.5)
     before = layer.weight_mask.clone()
@@ -120,13 +117,21 @@ def test_backward_uses_the_mask_of_its_forward():
     assert torch.equal(layer.weight.grad, before.float())
 
 
-def test_bfloat16_counts_as_fast_as_the_processor_makes_it():
+def test_worth_skipping_grows_with_sparsity_size_and_the_speed_of_bfloat16():
     costs = Costs(1.0, 1.0, 1.0, half=3.0)
     assert worth_skipping(512, 512, 0.5, costs=costs)
     assert not worth_skipping(512, 512, 0.6, half=True, costs=costs)
     assert worth_skipping(512, 512, 0.7, half=True, costs=costs)
     assert worth_skipping(512, 512, 0.6, half=True, multiplies_half=True, costs=costs)
     assert not worth_skipping(512, 512, 0.5, half=True, multiplies_half=True, costs=costs)
+    levels, costs = [i / 100 for i in range(101)], Costs(1.4, 12, 1000)
+    first = []
+    for width in (32, 64, 128, 512, 4096):
+        worth = [worth_skipping(width, width, sparsity, costs=costs) for sparsity in levels]
+        assert worth == sorted(worth)
+        first.append(levels[worth.index(True)] if any(worth) else 1.0)
+    assert first == sorted(first, reverse=True) and first[0] == 1.0
+    assert 0.2 < first[-1] < first[-2] < 0.45
 
 
 @pytest.mark.parametrize(
@@ -370,17 +375,6 @@ def test_costs_that_are_no_numbers_are_named(text, monkeypatch):
     monkeypatch.setenv(COSTS_VARIABLE, text)
     with pytest.raises(ValueError, match="SPARSE_LIB_SKIP_COSTS.*three to six numbers"):
         worth_skipping(64, 64, 0.9)
-
-
-def test_worth_skipping_grows_with_sparsity_and_size():
-    levels, costs = [i / 100 for i in range(101)], Costs(1.4, 12, 1000)
-    first = []
-    for width in (32, 64, 128, 512, 4096):
-        worth = [worth_skipping(width, width, sparsity, costs=costs) for sparsity in levels]
-        assert worth == sorted(worth)
-        first.append(levels[worth.index(True)] if any(worth) else 1.0)
-    assert first == sorted(first, reverse=True) and first[0] == 1.0
-    assert 0.2 < first[-1] < first[-2] < 0.45
 
 
 @pytest.mark.parametrize("name", ("linear", "conv1d", "3x3"))

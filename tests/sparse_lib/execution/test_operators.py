@@ -151,7 +151,7 @@ def test_inductor_runs_the_kernels(products):
         assert relative_error(one, other) < TOLERANCE
 
 
-def test_tokens_may_vary_without_a_graph_for_each_number(products):
+def test_tokens_may_vary_without_a_graph_for_each_number_and_channels_come_last(products):
     layer = nn.Linear(24, 12)
     add_mask(layer, 0.8)
     run = with_compiler(compile(layer, always()), dynamic=True)
@@ -161,9 +161,6 @@ def test_tokens_may_vary_without_a_graph_for_each_number(products):
             source = torch.randn(tokens, 24)
             torch.testing.assert_close(run(source), layer(source))
     assert len(products) == 4
-
-
-def test_images_with_channels_last_are_read_right(products):
     model = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 5, 1))
     add_mask(model[0], 0.7)
     add_mask(model[2], 0.2)

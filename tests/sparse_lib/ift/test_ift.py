@@ -212,7 +212,7 @@ def test_what_asks_to_stay_dense_stays_so():
     assert config["sparsity"] == ift.solve_sparsity(model, "factorized", 0.5)
 
 
-def test_parallel_is_the_sum_of_normed_branches():
+def test_what_stands_inside_of_each_family():
     torch.manual_seed(0)
     conv = nn.Conv2d(4, 6, 3, 2, 1, padding_mode="reflect")
     dense = nn.Sequential(nn.Conv2d(3, 4, 1), conv).eval()
@@ -224,9 +224,6 @@ def test_parallel_is_the_sum_of_normed_branches():
             branch.norm.weight.fill_((1 + branch.norm.eps) ** 0.5)
     x = torch.randn(2, 4, 8, 8)
     torch.testing.assert_close(layer(x), conv(x))
-
-
-def test_factorized_has_norm_and_relu_between_and_doped_adds_a_low_rank_part():
     dense, x = nn.Linear(12, 20), torch.randn(5, 12)
     layer = ift.transform(dense, "factorized", 0.5)[0]
     inner = torch.relu(nn.functional.layer_norm(x @ layer.sparse_in.weight.T, (15,)))

@@ -129,13 +129,11 @@ def in_ranks(folder, rank):
     return [whole, ends("cut", seed=rank + 2, resume=folder / "cut" / "step=2.ckpt")]
 
 
-def test_targets_beyond_the_end_are_told_before_training(tmp_path):
+def test_targets_that_are_missed_are_told_before_training_or_after_it(tmp_path):
     callback = SparsityCallback({"algorithm": "rigl", "sparsity": 0.9, "update": 1000})
     with pytest.warns(UserWarning, match="RigL changes no mask in 3 steps"):
         fit(tmp_path, callback, max_steps=3)
 
-
-def test_targets_that_a_loop_by_hand_misses_are_told_after_training(tmp_path):
     class EverySecond(Module):
         automatic_optimization = False
 

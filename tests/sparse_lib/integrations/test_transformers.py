@@ -233,7 +233,7 @@ def test_a_training_without_the_state_or_after_another_says_where_it_goes_on(tmp
         trainer.train()
 
 
-def test_targets_beyond_the_end_are_told_before_training(tmp_path):
+def test_targets_that_are_missed_are_told_before_training_or_after_it(tmp_path):
     cubic = {"type": "cubic", "init_sparsity": 0.0, "end_sparsity": 0.9}
     cubic |= {"sparsity_start_step": 0, "sparsity_end_step": 100}
     callback = SparsityCallback({"algorithm": "gmp", "sparsity": cubic, "update": 2})
@@ -243,9 +243,6 @@ def test_targets_beyond_the_end_are_told_before_training(tmp_path):
     callback = SparsityCallback({"algorithm": "rigl", "sparsity": 0.9, "update": 1000})
     with pytest.warns(UserWarning, match="RigL changes no mask in 4 steps"):
         make_trainer(tmp_path, callback, max_steps=4).train()
-
-
-def test_targets_that_an_early_stop_misses_are_told(tmp_path):
     cubic = {"type": "cubic", "init_sparsity": 0.0, "end_sparsity": 0.8}
     cubic |= {"sparsity_start_step": 0, "sparsity_end_step": 8}
     sparsity = SparsityCallback({"algorithm": "gmp", "sparsity": cubic, "update": 2})

@@ -69,7 +69,7 @@ def test_first_and_last_rules():
         erk({"a": (10, 10), "b": (2, 2)}, 0.99, first=0.0)
 
 
-def test_map():
+def test_maps_and_names():
     names = ["fc1.weight", "fc2.weight", "head.weight"]
     result = from_map(names, 0.5, {"fc1.*": 0.9, "fc*": 0.8})
     assert result == {"fc1.weight": 0.9, "fc2.weight": 0.8, "head.weight": 0.5}
@@ -79,9 +79,6 @@ def test_map():
         from_map(names, 0.5, {"fc3.weight": 0.8})
     with pytest.raises(ValueError, match=r"sparsity of 'fc\*' must be between 0 and 1, not 80"):
         from_map(names, 0.5, {"fc*": 80})
-
-
-def test_by_name():
     weights = {name: torch.randn(shape) for name, shape in SHAPES.items()}
     assert distribute("erk", weights, 0.9) == erk(SHAPES, 0.9)
     with_scale = distribute({"type": "er", "power_scale": 0.5}, weights, 0.9)

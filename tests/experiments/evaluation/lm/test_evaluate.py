@@ -121,7 +121,7 @@ def calls(monkeypatch):
     return counted
 
 
-def test_changed_data_are_scored_again(model_dir, data_dir, suite, tmp_path):
+def test_changed_data_and_models_are_scored_again(model_dir, data_dir, suite, tmp_path):
     first = evaluate(model_dir, data_dir, suite(), out=tmp_path)
     path = data_dir / "text" / "test.jsonl"
     path.write_text("\n".join(path.read_text().splitlines()[:5]) + "\n")
@@ -131,17 +131,6 @@ def test_changed_data_are_scored_again(model_dir, data_dir, suite, tmp_path):
     second = evaluate(model_dir, data_dir, suite(), out=tmp_path)
     assert first["files_hash"] != second["files_hash"]
     assert first["scores"] != second["scores"]
-
-
-def test_another_setting_is_another_suite(tmp_path):
-    hashes = set()
-    for change in ("", "dtype: bfloat16", "execution: dense", "batch_size: 4"):
-        (tmp_path / "own.yaml").write_text(f"perplexity: null\n{change}\n")
-        hashes.add(load_suite(str(tmp_path / "own.yaml")).hash)
-    assert len(hashes) == 4
-
-
-def test_changed_models_have_another_hash(model_dir, tmp_path):
     copy = shutil.copytree(model_dir, tmp_path / "model")
     hashes = {weights_hash(copy), weights_hash(model_dir)}
     for name in ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"):
@@ -189,13 +178,18 @@ def test_missing_dataset_is_one_sentence_before_any_work(
     assert not calls
 
 
-def test_all_suites_on_disk_load():
+def test_all_suites_on_disk_load_and_another_setting_is_another_suite(tmp_path):
     names = {path.stem for path in FOLDER.glob("*.yaml")}
     assert names >= {"smoke", "quick", "small"}
     shots = {entry.task: entry.num_fewshot for entry in load_suite("small").tasks}
     leaderboard = {"arc_challenge": 25, "hellaswag": 10, "mmlu": 5, "winogrande": 5}
     assert shots == shots | leaderboard | {"truthfulqa_mc2": 0}
     assert len({load_suite(name).hash for name in names}) == len(names)
+    hashes = set()
+    for change in ("", "dtype: bfloat16", "execution: dense", "batch_size: 4"):
+        (tmp_path / "own.yaml").write_text(f"perplexity: null\n{change}\n")
+        hashes.add(load_suite(str(tmp_path / "own.yaml")).hash)
+    assert len(hashes) == 4
 
 
 @pytest.mark.parametrize(

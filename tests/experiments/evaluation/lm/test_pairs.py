@@ -7,7 +7,7 @@ TEXT = (
 )
 
 
-def test_sentences_are_plain_and_a_swap_is_fixed_for_all_time():
+def test_sentences_are_plain_swaps_fixed_and_pairs_of_any_order_the_same():
     assert list(sentences([TEXT])) == [
         "The small model learns to read every long document quickly.",
         "This sentence goes over a line break and is still one sentence.",
@@ -17,9 +17,6 @@ def test_sentences_are_plain_and_a_swap_is_fixed_for_all_time():
     )
     assert swap("Torch, NumPy, SciPy, Pandas, Dask, Ray.") is None
     assert swap("He had had Had had, Had.") is None
-
-
-def test_pairs_do_not_repeat_and_ignore_document_order():
     other = "Another document says that masks are updated after each of the steps."
     pairs = prose_pairs([TEXT, other, TEXT])
     assert pairs == prose_pairs([other, TEXT])
