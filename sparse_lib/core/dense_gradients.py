@@ -164,8 +164,9 @@ class DenseGradients:
         """
         if self._told_of_combined or distributed.world_size() > 1 or shards.is_sharded(gradient):
             return
-        given = (gradient.to_dense() if gradient.is_sparse else gradient)[sparse.mask]
-        left, few = self.kept[sparse.name][sparse.mask], slice(None, None, len(given) // 2**16 + 1)
+        given = _real((gradient.to_dense() if gradient.is_sparse else gradient)[sparse.mask])
+        left = _real(self.kept[sparse.name][sparse.mask])
+        few = slice(None, None, len(given) // 2**16 + 1)
         steps = given[few][left[few].argsort()].diff()
         if bool((steps < 0).any() and (steps > 0).any()):
             self._told_of_combined = True
@@ -239,9 +240,14 @@ def _factor(weight: Tensor, gradient: Tensor) -> float | None:
     if weight.grad is None:
         return None
     given, group = shards.local(weight.grad), shards.group_of(weight)
-    seen = (given.to_dense() if given.is_sparse else given).double()
-    kept = shards.local(gradient).double()
+    seen = _real(given.to_dense() if given.is_sparse else given).double()
+    kept = _real(shards.local(gradient)).double()
     without = (seen == 0) | ~seen.isfinite() | ~kept.isfinite()
     seen, kept = seen.masked_fill(without, 0), kept.masked_fill(without, 0)
     norm = shards.total(kept.pow(2).sum(), group)
     return float(shards.total((seen * kept).sum(), group) / norm) if norm > 0 else None
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """The numbers that a tensor is made of: real and imaginary parts, flat, of a complex one."""
+    return torch.view_as_real(tensor).flatten() if tensor.is_complex() else tensor

@@ -262,7 +262,7 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         weight = sparse.param
         if self.grown_init.startswith("gradient"):
             gradient = self.dense_gradient(weight)
-            start = -(gradient.sign() if self.grown_init == "gradient_sign" else gradient)
+            start = -(gradient.sgn() if self.grown_init == "gradient_sign" else gradient)
         else:
             source = self.generator(f"{sparse.name}/grown")
             spread = self._first_spreads.get(sparse.name)
@@ -337,5 +337,5 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
 
 def _spread(weight: Tensor, present: Tensor) -> Tensor:
     """Root of the mean square of the weights that are present, a scalar; 0 without any."""
-    old = shards.whole(weight.detach())[shards.whole(present)].float()
+    old = shards.whole(weight.detach())[shards.whole(present)].abs().float()
     return old.pow(2).mean().sqrt() if old.numel() else old.new_zeros(())

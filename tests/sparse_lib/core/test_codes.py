@@ -380,15 +380,19 @@ def test_complex_weights_are_masked_by_magnitude():
     torch.manual_seed(0)
     model = nn.Linear(8, 8, bias=False, dtype=torch.complex64)
     largest = model.weight.abs().flatten().topk(32).indices
-    sparsity = sl.configure(
-        {"algorithm": "rigl", "sparsity": 0.5, "update": 2, "init_method": "topk"}
-    )
+    sparsity = sl.RigL(0.5, update=2, init_method="topk", grown_init="gradient")
     sparsity.apply(model)
     assert set(model.weight_mask.flatten().nonzero().flatten().tolist()) == set(largest.tolist())
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     sparsity.apply(optimizer)
     for _ in range(4):
         optimizer.zero_grad()
-        model(torch.randn(4, 8, dtype=torch.complex64)).abs().square().mean().backward()
+        loss = model(torch.randn(4, 8, dtype=torch.complex64)).abs().square().mean()
+        (dense,) = torch.autograd.grad(loss, model.weight, retain_graph=True)
+        loss.backward()
+        norm, before = nn.utils.clip_grad_norm_(model.parameters(), 0.01), model.weight_mask.clone()
         optimizer.step()
-    assert int(model.weight_mask.sum()) == 32 and not model.weight[~model.weight_mask].any()
+        grown = model.weight_mask & ~before
+        torch.testing.assert_close(model.weight[grown], -dense[grown] * 0.01 / (norm + 1e-6))
+    assert int(grown.sum()) and int(model.weight_mask.sum()) == 32
+    assert not model.weight[~model.weight_mask].any()
