@@ -169,10 +169,9 @@ def pack(
             data; the optimizer that an algorithm was applied to is not given, or the one that is
             given does not hold a weight, or reads the shapes of weights as Adafactor and Muon do.
     """
-    _check_model(model, "pack")
+    inner = _checked(model, optimizer, "pack")
     if not 0 <= check_finite(least_sparsity, "least_sparsity") <= 1:
         raise ValueError(f"least_sparsity must be in [0, 1], got {least_sparsity!r}")
-    inner = None if optimizer is None else _check_optimizer(optimizer)
     found = list(_packable(model, least_sparsity))
     for name, layer, _ in found:
         _check_layer(inner, name, layer)
@@ -203,8 +202,7 @@ def unpack(model: nn.Module, optimizer: Optimizer | None = None) -> list[str]:
     change no more: an algorithm that is applied to the model adopts them. Arguments, errors and
     what is returned are as of `pack`; without packed layers nothing happens.
     """
-    _check_model(model, "unpack")
-    inner = None if optimizer is None else _check_optimizer(optimizer)
+    inner = _checked(model, optimizer, "unpack")
     packed = [(path, m) for path, m in model.named_modules() if isinstance(m, PackedLayer)]
     for _, layer in packed:
         mask, values = layer.mask, layer.values
@@ -223,23 +221,25 @@ def _spread(mask: Tensor, values: Tensor) -> Tensor:
     return values.new_zeros(mask.shape).masked_scatter(mask, values)
 
 
-def _check_model(model: Any, call: str) -> None:
-    """Raise TypeError or ValueError where layers of a model cannot be exchanged."""
+def _checked(model: Any, optimizer: Any, call: str) -> Optimizer | None:
+    """The optimizer inside its wrappers; raises where layers or states cannot be exchanged."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"{call} takes a torch.nn.Module, not {type(model).__name__}")
     if skipping_mixin(type(model)) or isinstance(model, PackedLayer):
-        raise ValueError(
-            f"{call} replaces layers within a model; give it the module that holds this"
-        )
+        raise ValueError(f"{call} exchanges layers; give it the module that holds this one")
     if "_original" in model.__dict__:
         raise ValueError(f"{call} takes the model, not what sparse_lib.device.compile made of it")
     if any(type(module).__name__ == "DistributedDataParallel" for module in model.modules()):
-        raise ValueError(
-            f"{call} comes before DistributedDataParallel, which would go on with the parameters "
-            "that it was given"
-        )
+        raise ValueError(f"{call} comes before DistributedDataParallel, which keeps its parameters")
     if torch.is_inference_mode_enabled():
         raise ValueError(f"{call} makes parameters, which inference_mode would make untrainable")
+    inner = innermost(optimizer) if hasattr(optimizer, "__dict__") else optimizer
+    name = type(inner).__name__
+    if not isinstance(inner, Optimizer | None):
+        raise TypeError(f"optimizer is a {name}, and must be a torch.optim.Optimizer")
+    if name in _OF_MATRICES:
+        raise ValueError(f"{name} reads the shapes of weights, and packed ones have only a length")
+    return inner
 
 
 def _packable(
@@ -266,39 +266,21 @@ def _packable(
             yield f"{path}.{_WEIGHT}", layer, geometry
 
 
-def _check_optimizer(optimizer: Any) -> Optimizer:
-    """The optimizer inside its wrappers; raises if it is none, or reads the shapes of weights."""
-    inner = innermost(optimizer) if hasattr(optimizer, "__dict__") else optimizer
-    if not isinstance(inner, Optimizer):
-        kind = type(optimizer).__name__
-        raise TypeError(f"optimizer is a {kind}, and must be a torch.optim.Optimizer")
-    if type(inner).__name__ in _OF_MATRICES:
-        name = type(inner).__name__
-        raise ValueError(f"{name} reads the shapes of weights, and packed ones have only a length")
-    return inner
-
-
 def _check_layer(inner: Optimizer | None, name: str, layer: nn.Module) -> None:
     """Raise ValueError where a training would go on without a layer's packed weight."""
-    weight, guard = layer._parameters[_WEIGHT], guards(layer).get(_WEIGHT)
-    assert weight is not None
-    hooks = [weight._backward_hooks, weight._post_accumulate_grad_hooks]
-    every = [hook for kind in hooks for hook in (kind or {}).values()]
+    weight, guard = layer.get_parameter(_WEIGHT), guards(layer).get(_WEIGHT)
+    hooks = {**(weight._backward_hooks or {}), **(weight._post_accumulate_grad_hooks or {})}
     # Those of a guard and of algorithms go with them.
-    if not all(getattr(hook, "__module__", "").startswith("sparse_lib.") for hook in every):
+    if not all(getattr(h, "__module__", "").startswith("sparse_lib.") for h in hooks.values()):
         raise ValueError(f"{name!r} has hooks on its gradient, which would not see the packed one")
-    params = () if inner is None else (p for group in inner.param_groups for p in group["params"])
-    held = any(param is weight for param in params)
+    groups = [] if inner is None else inner.param_groups
+    held = any(param is weight for group in groups for param in group["params"])
     driver = None if guard is None else guard.driver
-    if not held and driver is not None and driver.drives(weight):
+    is_driven = driver is not None and driver.drives(weight)
+    if not held and (is_driven or (inner is not None and weight.requires_grad)):
         raise ValueError(
-            f"{name!r} is trained by the optimizer that {guard.owner} was applied to; give it to "  # type: ignore[union-attr]
-            "pack, since it has to take the packed weight"
-        )
-    if not held and inner is not None and weight.requires_grad:
-        raise ValueError(
-            f"{name!r} is in no param group of the optimizer, so nothing would train it; give the "
-            "optimizer that does, or set requires_grad to False"
+            f"{name!r} is not in the optimizer that pack was given; give the one that trains it, "
+            "or set requires_grad to False"
         )
     for key, state in ({} if inner is None else inner.state.get(weight, {})).items():
         if not isinstance(state, Tensor) or state.numel() < 2:

@@ -182,10 +182,7 @@ def _masked_forward(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return result
     for adapter in layer.active_adapters:
         if adapter in layer.lora_A:
-            mask = layer.get_base_layer().weight_mask
-            down, up = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
-            product = (up @ down).T if layer.fan_in_fan_out else up @ down
-            delta = layer.scaling[adapter] * mask * product
+            delta = layer.get_delta_weight(adapter)
             delta = delta.T if layer.fan_in_fan_out else delta
             if (bias := layer.lora_B[adapter].bias) is not None:
                 bias = layer.scaling[adapter] * bias

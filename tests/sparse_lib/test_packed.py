@@ -370,9 +370,13 @@ REFUSED = [
     (lambda: unpack(small(), "adam"), TypeError, "torch.optim.Optimizer"),
     (lambda: pack(hooked(small())), ValueError, "'2.weight' has hooks"),
     (lambda: pack(*trained_by(torch.optim.SGD, row=torch.zeros(32))), ValueError, "'row' of '0.w"),
-    (lambda: pack(small(), foreign_sgd()), ValueError, "'0.weight' is in no param group"),
-    (lambda: pack(driven_by_another()), ValueError, "'0.weight' is trained by .*Static"),
-    (lambda: pack(driven_by_another(), foreign_sgd()), ValueError, "'0.weight' is trained by"),
+    (lambda: pack(small(), foreign_sgd()), ValueError, "'0.weight' is not in the optimizer"),
+    (lambda: pack(driven_by_another()), ValueError, "'0.weight' is not in the optimizer"),
+    (
+        lambda: pack(driven_by_another(), foreign_sgd()),
+        ValueError,
+        "'0.weight' is not in the optimizer",
+    ),
     (lambda: pack(*trained_by(torch.optim.Adafactor)), ValueError, "Adafactor reads the shapes"),
 ]
 
