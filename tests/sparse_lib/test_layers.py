@@ -41,11 +41,17 @@ def test_roles_of_gpt2_and_resnet():
     assert roles["resnet.encoder.stages.1.layers.0.shortcut.convolution.weight"] == "block"
 
 
-def test_default_filter_takes_blocks_only_with_or_without_the_model():
+def test_default_filter_takes_blocks_only_and_sees_tied_and_reparametrized_weights():
     for build, num_sparse in ((gpt2, 4), (llama, 7), (resnet, 6)):
         model = build()
         by_name = {n for n, p in model.named_parameters() if default_filter(n, p)}
         assert by_name == filtered(model) and len(by_name) == num_sparse
+    model = nn.ModuleDict({"project": nn.Linear(4, 9, bias=False), "symbols": nn.Embedding(9, 4)})
+    weight = model["symbols"].weight = model["project"].weight
+    assert default_filter("project.weight", weight) and filtered(model) == set()
+    for norm in (parametrizations.weight_norm, parametrizations.spectral_norm):
+        parts = {"symbols": norm(nn.Embedding(9, 4)), "fc": norm(nn.Linear(4, 3))}
+        assert filtered(nn.ModuleDict(parts)) == set()
 
 
 DENSE = (
@@ -74,15 +80,6 @@ def test_a_layer_called_fc_is_a_head_only_where_it_is_the_last(names, sparse):
 
 def filtered(model):
     return {n for n, param in model.named_parameters() if default_filter(n, param, model)}
-
-
-def test_default_filter_sees_tied_and_reparametrized_weights_whatever_their_name():
-    model = nn.ModuleDict({"project": nn.Linear(4, 9, bias=False), "symbols": nn.Embedding(9, 4)})
-    weight = model["symbols"].weight = model["project"].weight
-    assert default_filter("project.weight", weight) and filtered(model) == set()
-    for norm in (parametrizations.weight_norm, parametrizations.spectral_norm):
-        parts = {"symbols": norm(nn.Embedding(9, 4)), "fc": norm(nn.Linear(4, 3))}
-        assert filtered(nn.ModuleDict(parts)) == set()
 
 
 NORMED = {

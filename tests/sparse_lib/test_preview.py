@@ -69,7 +69,7 @@ def test_the_final_sparsity_is_that_of_a_run():
         assert group.sparse_params["up.weight"].sparsity == pytest.approx(expected, abs=5e-4)
 
 
-def test_gpt2_by_hand():
+def test_gpt2_and_the_memory_of_masks_by_hand():
     result = sl.plan(tiny_models.gpt2(), 0.75, sequence_length=4)
     block = "transformer.h.0."
     sparse = {name: row["num_nonzero"] for name, row in rows(result).items() if row["algorithm"]}
@@ -80,6 +80,12 @@ def test_gpt2_by_hand():
     dense, start, _ = result.flops_records()
     # 2 FLOPs per multiply-add, 4 tokens, 576 of 768 weights gone
     assert dense["inference_flops"] - start["inference_flops"] == 2 * 4 * 576
+    model = torch.nn.Sequential(torch.nn.Linear(1025, 1024, bias=False), torch.nn.Linear(1024, 8))
+    planned = sl.plan(model, {"algorithm": "rigl", "sparsity": 0.9})
+    large, small = 1025 * 1024, 1024 * 8  # the small one's mask is kept in words of 4 bytes too
+    assert planned.mask_bytes == 2 * large + (2 + 4) * small
+    assert f"masks take {planned.mask_bytes:,} bytes" in str(planned)
+    assert sl.plan(model, 0.9).mask_bytes == large + 5 * small
 
 
 @pytest.mark.parametrize(
@@ -109,15 +115,6 @@ def test_a_plan_by_shape_is_what_apply_does(config):
     assert {row["name"]: row["num_nonzero"] for row in planned if row["algorithm"]} == counts
     assert all(p.device.type == "meta" for p in hollow.parameters()) and not sl.is_sparse(hollow)
     assert planned == sl.plan(build(), config).records()
-
-
-def test_memory_of_masks_is_what_the_masks_take():
-    model = torch.nn.Sequential(torch.nn.Linear(1025, 1024, bias=False), torch.nn.Linear(1024, 8))
-    planned = sl.plan(model, {"algorithm": "rigl", "sparsity": 0.9})
-    large, small = 1025 * 1024, 1024 * 8  # the small one's mask is kept in words of 4 bytes too
-    assert planned.mask_bytes == 2 * large + (2 + 4) * small
-    assert f"masks take {planned.mask_bytes:,} bytes" in str(planned)
-    assert sl.plan(model, 0.9).mask_bytes == large + 5 * small
 
 
 def test_a_gradual_schedule_ends_at_its_last_update_and_is_unknown_without_a_length():

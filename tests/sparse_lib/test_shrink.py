@@ -32,13 +32,19 @@ def sizes(model):
     return [tuple(m.weight.shape) for m in model.modules() if type(m) in (nn.Linear, nn.Conv2d)]
 
 
-def test_the_function_stays_and_dead_units_go():
+def test_the_function_stays_and_dead_units_and_masks_go():
     model, images = make_network(), torch.randn(5, 3, 12, 12)
     small = shrink(model)
     torch.testing.assert_close(small(images), model(images), rtol=1e-5, atol=1e-5)
     assert sizes(small) == [(5, 3, 3, 3), (5, 5, 3, 3), (7, 80), (4, 7)]
     assert small[1].num_features == 5 and small[9].in_features == 7
     assert sizes(model)[0] == (8, 3, 3, 3)  # the model is as it was
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 4))
+    sl.configure(sl.Static(0.98, "topk")).apply(model)
+    small, data = shrink(model), torch.randn(3, 16)
+    assert small[0].out_features < 64 and not sl.is_sparse(small) and sl.is_sparse(model)
+    torch.testing.assert_close(small(data), model(data))
 
 
 def test_constants_stay_where_padding_reads_them_and_layers_empty_in_turn():
@@ -56,15 +62,6 @@ def test_constants_stay_where_padding_reads_them_and_layers_empty_in_turn():
         for layer, weight in zip(model, ([[1, 1], [1, 1]], [[1, 0], [1, 1]], [[1, 0], [1, 0]])):
             layer.weight.copy_(torch.tensor(weight))
     assert sizes(shrink(model)) == [(1, 2), (1, 1), (2, 1)]
-
-
-def test_a_pruned_model_shrinks_and_has_no_masks():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 4))
-    sl.configure(sl.Static(0.98, "topk")).apply(model)
-    small, data = shrink(model), torch.randn(3, 16)
-    assert small[0].out_features < 64 and not sl.is_sparse(small) and sl.is_sparse(model)
-    torch.testing.assert_close(small(data), model(data))
 
 
 @pytest.mark.parametrize(

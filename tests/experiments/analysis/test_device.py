@@ -40,7 +40,7 @@ def test_what_is_measured_and_what_is_simulated_is_written_on_the_figure(name, l
     assert all(label in words(draw(name, frames)) for label in labels)
 
 
-def test_the_simulated_line_passes_near_the_published_points(frames):
+def test_what_is_simulated_passes_near_what_is_published(frames):
     rows = figures.load("device_speedup").data(*frames)
     ours = rows[rows["series"] == "simulated"].sort_values("sparsity")
     theirs = rows[rows["series"] == "published"]
@@ -49,9 +49,6 @@ def test_the_simulated_line_passes_near_the_published_points(frames):
     assert at == pytest.approx(theirs["speedup"], rel=0.015)
     beyond = ours["sparsity"] > 0.9
     assert ours["label"].str.contains("extrapolated").eq(beyond).all()
-
-
-def test_tables_have_what_is_drawn_and_published(frames):
     table = tables.load("layer_speed").make(*frames).set_index("sparsity")
     assert table.loc[0.9, "CS-2, published"] == 8.36
     assert table.loc[0.9, "CS-2, simulated"] == pytest.approx(1 / (0.1 + 0.9 * 0.02078), rel=1e-3)

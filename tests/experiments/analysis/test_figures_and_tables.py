@@ -93,12 +93,19 @@ def test_tables_are_made_from_full_and_empty_records(name, full, empty):
     assert tables.caption(name)
 
 
-def test_missing_runs_stay_in_the_run_table(full):
+def test_missing_runs_stay_in_the_run_table_and_a_figure_of_nothing_says_so(full, monkeypatch):
     shown = full[0][full[0]["method"] != "set"]
     table = tables.load("runs").make(shown, full[1], full[2]).set_index("run")
     assert set(table[table["status"] == "missing"].index) == {
         run.id for run in full[2].runs if run.spec.method == "set"
     }
+    module = figures.load("loss_curves")
+    monkeypatch.setattr(module, "draw", lambda *_: style.panels(1)[0])
+    assert figures.has_data(figures.draw("loss_curves", *full))
+    monkeypatch.setattr(module, "data", lambda *_: pd.DataFrame())
+    figure = figures.draw("loss_curves", *full)
+    assert not figures.has_data(figure)
+    assert "loss_curves.py, selects no records" in figure.axes[0].texts[0].get_text()
 
 
 def test_the_font_size_of_a_sheet_scales_the_sizes_it_leaves_and_titles_stay_inside(tmp_path):
@@ -118,16 +125,6 @@ def test_a_wrong_key_or_value_of_a_sheet_is_an_error_that_names_it(tmp_path, lin
     (own := tmp_path / "my.mplstyle").write_text(f"axes.grid: True\n{line}\n")
     with pytest.raises(UserError, match=f"my.mplstyle.*line 2.*{words}"), style.sheet(own):
         pass
-
-
-def test_a_figure_that_selects_nothing_has_no_data(full, monkeypatch):
-    module = figures.load("loss_curves")
-    monkeypatch.setattr(module, "draw", lambda *_: style.panels(1)[0])
-    assert figures.has_data(figures.draw("loss_curves", *full))
-    monkeypatch.setattr(module, "data", lambda *_: pd.DataFrame())
-    figure = figures.draw("loss_curves", *full)
-    assert not figures.has_data(figure)
-    assert "loss_curves.py, selects no records" in figure.axes[0].texts[0].get_text()
 
 
 def test_every_drawn_transform_keeps_the_multiply_adds(tmp_path):

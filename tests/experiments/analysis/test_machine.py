@@ -60,7 +60,7 @@ def test_processors_of_one_name_threads_versions_and_kernels_are_told_apart(tmp_
     assert json.loads(json.dumps(facts)) == facts
 
 
-def test_records_without_a_machine_say_what_they_lack():
+def test_records_without_a_machine_say_so_and_hours_are_counted_once():
     made = kept.make(seeds=1)[0] | {"machine": None}
     made["evaluation"]["machine"] = None
     record = Record(**made)
@@ -70,10 +70,7 @@ def test_records_without_a_machine_say_what_they_lack():
     assert set(rows["machine"]) == {machine.NOT_RECORDED}
     assert rows["cpu"].iloc[0] == f"{record.cpu} (the rest not recorded)"
     assert cost.cost([record])["machines"] == 0
-
-
-def test_hours_are_counted_once_and_machines_that_are_known():
-    """Records of two machines that both call themselves Example CPU, and one of none."""
+    # Records of two machines that both call themselves Example CPU, and one of none.
     made = kept.make(seeds=3)
     machines = [MACHINE, {**MACHINE, "model": 99}, None]
     for record in made:

@@ -24,7 +24,7 @@ def masks(algorithm, **settings):
     return {"sparsity": {"algorithm": algorithm}, **settings}
 
 
-def test_unknown_methods_look_different_and_phases_are_those_of_the_study():
+def test_names_and_looks_follow_the_facts_of_a_study():
     looks = looks_of(**{f"new-{i}": masks("new", final_sparsity=0.8) for i in range(12)})
     assert len({looks[f"new-{i}"].color for i in range(12)}) == 12
     assert looks["new-0"].name == "new"  # the first of an algorithm has its name
@@ -32,9 +32,6 @@ def test_unknown_methods_look_different_and_phases_are_those_of_the_study():
     second = {"final_sparsity": 0.0, "starts_from": Start(method="first")}
     looks = looks_of(first=masks("static", final_sparsity=0.75), second=second)
     assert looks.phases("second") == (0.75, "dense") and looks.phases("first") is None
-
-
-def test_a_label_names_a_method_and_sparsity_alone_makes_no_new_look():
     kast, rigl = masks("topkast", label="Top-KAST"), masks("rigl")
     wide = {**rigl, "transform": Transform(family="wide", sparsity=0.8)}
     high = {"final_sparsity": 0.9}
@@ -47,6 +44,15 @@ def test_a_label_names_a_method_and_sparsity_alone_makes_no_new_look():
     assert looks["again"].name == "again" and looks["again"].color != looks["fast"].color
     assert looks["wide"].name == "Sparse-Wide RigL"
     assert looks["never-heard-of"].name == "never-heard-of"
+    looks = Methods(planned_study("sparsity_library", "small"))
+    names = {"dense-control": "Dense, same steps", "set-retuned": "SET, retuned", "rigl95": "RigL"}
+    assert {key: looks[key].name for key in names} == names
+    assert looks["set-retuned"].color == looks["set"].color and looks["set-retuned"].marker == "*"
+    assert looks["rigl95"].color == "#0072B2"
+    looks = Methods(planned_study("spdf", "small"))
+    assert looks.treatment("dense-dense", 0) == "Dense fine-tuned"
+    assert looks.treatment("spdf-75", 0) == "SPDF 75%"
+    assert looks.treatment("sparse-75", 0.75) == "Sparse fine-tuned 75%"
 
 
 def test_every_mean_line_has_markers():
@@ -60,15 +66,3 @@ def test_every_mean_line_has_markers():
             is_mean = line.get_color() in colors and line.get_alpha() is None
             if is_mean and len(line.get_xdata()) > 2:
                 assert line.get_marker() not in ("None", None), name
-
-
-def test_committed_studies_keep_their_names_and_looks():
-    looks = Methods(planned_study("sparsity_library", "small"))
-    names = {"dense-control": "Dense, same steps", "set-retuned": "SET, retuned", "rigl95": "RigL"}
-    assert {key: looks[key].name for key in names} == names
-    assert looks["set-retuned"].color == looks["set"].color and looks["set-retuned"].marker == "*"
-    assert looks["rigl95"].color == "#0072B2"
-    looks = Methods(planned_study("spdf", "small"))
-    assert looks.treatment("dense-dense", 0) == "Dense fine-tuned"
-    assert looks.treatment("spdf-75", 0) == "SPDF 75%"
-    assert looks.treatment("sparse-75", 0.75) == "Sparse fine-tuned 75%"

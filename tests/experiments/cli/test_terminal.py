@@ -49,7 +49,7 @@ def record(message="", **facts):
     return made
 
 
-def test_one_line_per_job_with_the_time_left_and_no_noise():
+def test_one_line_per_job_with_the_time_left_or_the_end_of_its_log(tmp_path):
     progress = Progress()
     progress.plan([(7, "train a", 90.0), (8, "train b", 10.0)])
     assert not progress.filter(record("Select jobs to execute..."))
@@ -66,9 +66,6 @@ def test_one_line_per_job_with_the_time_left_and_no_noise():
     assert progress.filter(done)
     assert done.msg.split()[4:] == ["7.4", "min", "left", "prepare"]  # and not hours or seconds
     assert [duration(s) for s in (4, 80, 210, 7200)] == ["4 s", "80 s", "3.5 min", "2.0 h"]
-
-
-def test_a_failed_job_is_one_line_with_the_end_of_its_log(tmp_path):
     progress = Progress()
     progress.plan([(7, "train a", 90.0)])
     (log := tmp_path / "a.log").write_text("step 1\nError: x is 1\n\n")

@@ -7,7 +7,7 @@ from experiments.findings import claim
 from experiments.specs.read import load_study, study_names
 
 
-def test_nine_results_name_studies_arms_and_workloads_that_exist():
+def test_nine_results_name_what_exists_and_a_typo_is_one_sentence(tmp_path, monkeypatch):
     assert len(claim.nine()) == 9
     for result in (*claim.nine(), *claim.supporting()):
         assert result.study in study_names()
@@ -15,9 +15,6 @@ def test_nine_results_name_studies_arms_and_workloads_that_exist():
         for comparison in result.comparisons():
             for method in comparison.a[-1:] + comparison.b[-1:]:
                 assert method in study.methods, f"{result.name}: {method}"
-
-
-def test_typo_in_a_result_is_one_sentence(tmp_path, monkeypatch):
     text = (claim.NINE / "1_set.yaml").read_text().replace("better: lower", "better: less")
     (tmp_path / "1.yaml").write_text(text)
     monkeypatch.setattr(claim, "NINE", tmp_path)

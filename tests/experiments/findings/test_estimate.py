@@ -94,11 +94,14 @@ def test_word_follows_from_interval_zero_and_published_effect(low, high, target,
     assert (found.word, found.size) == (word, size)
 
 
-def test_unresolved_word_says_how_many_seeds_would_do_and_one_of_each_is_no_test():
+def test_words_say_how_many_seeds_would_do_and_err_as_often_as_the_policy_says():
     found = judge(interval(-1, 1), 1.0, is_published=True)
     assert "32 seeds" in found.reason  # 2 * (4 * sd / effect)^2 at a deviation of 1
     found = estimate(cells(a=[1.0], b=[0.0]), PAIR)
     assert judge(found, 1.0, is_published=True).word == NO_TEST
+    assert sum(directions(0.0, 0.25)) == pytest.approx(0.05, abs=0.03)
+    assert directions(1.0, 0.25)[0] == pytest.approx(0.97, abs=0.03)
+    assert directions(1.0, 0.5)[0] == pytest.approx(0.5, abs=0.07)
 
 
 def directions(effect, error, seeds=5, draws=400):
@@ -114,12 +117,6 @@ def directions(effect, error, seeds=5, draws=400):
         drawn = {one: dict(enumerate(own)) for one, own in zip(arms, values, strict=True)}
         words.append(judge(estimate(drawn, [(arms[0], arms[1])]), 1.0, is_published=True).word)
     return words.count(SAME) / draws, words.count(OPPOSITE) / draws
-
-
-def test_words_err_as_often_as_the_policy_says():
-    assert sum(directions(0.0, 0.25)) == pytest.approx(0.05, abs=0.03)
-    assert directions(1.0, 0.25)[0] == pytest.approx(0.97, abs=0.03)
-    assert directions(1.0, 0.5)[0] == pytest.approx(0.5, abs=0.07)
 
 
 def test_effects_and_their_spread_are_pooled_as_of_dersimonian_and_laird():

@@ -61,13 +61,18 @@ def found(given, b="static", *, equal_flops=False, **place):
 FAIR = {"dense": 2.5, "static": 3.0, "set": 2.9}
 
 
-def test_fair_comparison_gets_its_word_when_all_planned_seeds_have_ended():
+def test_fair_comparison_gets_its_word_of_ended_seeds_and_equal_flops():
     result = found(evidence(FAIR, larger=2.4))
     assert str(result.word) == "same direction"
     assert result.claim.title == "t, 80% sparse"  # as its arms are
     assert result.estimate.effect == pytest.approx(-0.1)
     result = found(evidence(FAIR), registered="2026-11-27")
     assert (result.word.word, result.word.reason) == ("no fair test", "its runs are not finished")
+    near, far = (evidence(FAIR, costs={"static": cost}) for cost in (0.95, 1.5))
+    assert str(found(near, equal_flops=True).word) == "same direction"
+    unequal = found(far, equal_flops=True).word
+    assert unequal.reason == "unequal FLOPs: static takes 1.5 times as many"
+    assert str(found(far).word) == "same direction"
 
 
 @pytest.mark.parametrize(
@@ -96,11 +101,3 @@ def test_scale_without_trials_says_so_and_is_no_test_of_dense():
     beside_dense = found(given, b="dense").word
     assert beside_dense.word == "no fair test"
     assert "no learning rate was tried" in beside_dense.reason
-
-
-def test_claim_at_equal_flops_is_no_test_of_arms_that_differ_by_a_tenth():
-    near, far = (evidence(FAIR, costs={"static": cost}) for cost in (0.95, 1.5))
-    assert str(found(near, equal_flops=True).word) == "same direction"
-    unequal = found(far, equal_flops=True).word
-    assert unequal.reason == "unequal FLOPs: static takes 1.5 times as many"
-    assert str(found(far).word) == "same direction"

@@ -13,7 +13,7 @@ def made():
     return kept.make(seeds=2)
 
 
-def test_records_come_back_as_they_were(made, tmp_path):
+def test_records_come_back_as_they_were_and_are_read_by_pandas_alone(made, tmp_path):
     odd = made[0] | {"run": "odd", "curve": [], "layers": [], "evaluation": None, "cpu": None}
     odd |= {"large": 2**70 + 1, "extra": {"a": [1, None]}}
     rows = [{"kind": "train", "step": 1, "x": 1, "y": None}, {"kind": "train", "x": 0.5}]
@@ -23,9 +23,6 @@ def test_records_come_back_as_they_were(made, tmp_path):
     assert {record["run"]: record for record in parquet.read(tmp_path)} == wanted
     assert parquet.read(tmp_path, ["odd"]) == [odd] and parquet.read(tmp_path, []) == []
     assert parquet.write(wanted.values(), tmp_path) == []  # equal records, equal files
-
-
-def test_the_tables_are_read_by_pandas_alone(made, tmp_path):
     parquet.write(made, tmp_path)
     runs = pd.read_parquet(tmp_path / "runs.parquet").set_index("run")
     curves = pd.read_parquet(tmp_path / "curves.parquet")

@@ -68,11 +68,20 @@ def test_tables_are_read_back_as_they_were_and_not_those_of_an_older_version(mad
         tidy.read_records(tmp_path / "records.csv")
 
 
-def test_the_pass_over_more_of_the_split_goes_first(made):
+def test_facts_come_from_the_spec_and_the_loss_from_more_of_the_split(made):
     table = records_table(made[:1], kept.study(made))
     assert list(tidy.validation_perplexity(table)["task"]) == ["training"]
     without = table[table["task"] == "perplexity"]
     assert list(tidy.validation_perplexity(without)["task"]) == ["perplexity"]
+    record = copy.deepcopy(made[-1])
+    assert record["spec"]["sparsity"]["algorithm"] == "gmp"
+    record["run"] = record["spec"]["id"] = "gpt-s2__static-s0.99__seed7"
+    record["spec"] |= {"final_sparsity": 0.875, "method": "mine"}
+    record["spec"]["transform"] = {"family": "wide", "sparsity": 0.875}
+    table = records_table([record], kept.study(made))
+    facts = table[["algorithm", "family", "sparsity", "seed", "method"]].drop_duplicates()
+    seed = record["spec"]["seed"]
+    assert facts.values.tolist() == [["gmp", "wide", 0.875, seed, "mine"]]
 
 
 def test_means_add_variances_count_a_group_once_and_the_leaderboard_apart(made):
@@ -108,18 +117,6 @@ def rows_of(record, scores):
     """The tidy rows of a record with these scores, by metric."""
     changed = record | {"evaluation": record["evaluation"] | {"scores": scores}}
     return pd.DataFrame(record_rows(changed, "")).set_index("metric")
-
-
-def test_facts_come_from_the_spec_and_not_from_the_id(made):
-    record = copy.deepcopy(made[-1])
-    assert record["spec"]["sparsity"]["algorithm"] == "gmp"
-    record["run"] = record["spec"]["id"] = "gpt-s2__static-s0.99__seed7"
-    record["spec"] |= {"final_sparsity": 0.875, "method": "mine"}
-    record["spec"]["transform"] = {"family": "wide", "sparsity": 0.875}
-    table = records_table([record], kept.study(made))
-    facts = table[["algorithm", "family", "sparsity", "seed", "method"]].drop_duplicates()
-    seed = record["spec"]["seed"]
-    assert facts.values.tolist() == [["gmp", "wide", 0.875, seed, "mine"]]
 
 
 def test_every_number_of_a_task_reaches_the_tables_in_its_unit(made, monkeypatch):

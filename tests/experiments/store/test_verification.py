@@ -21,7 +21,7 @@ def record(loss=LOSS, machine="a", **changed):
     return made | changed
 
 
-def test_times_are_no_difference_but_other_masks_scores_and_data_are():
+def test_other_masks_scores_and_data_are_a_difference_and_times_none():
     slower = record(wall_s=99.0, cpu="another")
     slower["curve"] = [row | {"elapsed_s": 7.0, "tokens_per_s": 1.0} for row in slower["curve"]]
     found = verification.judge(record(), slower)
@@ -33,6 +33,9 @@ def test_times_are_no_difference_but_other_masks_scores_and_data_are():
     assert "score" in verification.judge(record(), other).why
     other = record(data={"name": "d", "hash": "another"})
     assert "data hash" in verification.judge(record(), other).why
+    new = record(), record(4.001, "b"), record(9.0, "b")
+    said = "2 of 3 runs came out as recorded (1 same bits, 1 within rounding, 1 differs)"
+    assert verification.summary([verification.judge(record(), one) for one in new]) == said
 
 
 @pytest.mark.parametrize(
@@ -50,12 +53,6 @@ def test_another_machine_may_round_otherwise(loss, machine, seeds, verdict):
     found = verification.judge(record(), record(loss, machine), seeds=seeds)
     assert found.verdict == verdict
     assert (found.recorded, found.new, found.metric) == (LOSS, loss, "validation_loss") or not loss
-
-
-def test_the_sum_counts_what_has_a_record():
-    new = record(), record(4.001, "b"), record(9.0, "b")
-    said = "2 of 3 runs came out as recorded (1 same bits, 1 within rounding, 1 differs)"
-    assert verification.summary([verification.judge(record(), one) for one in new]) == said
 
 
 def test_pages_say_how_often_and_where_runs_were_trained_again(tmp_path, monkeypatch):

@@ -155,7 +155,7 @@ def test_augmentation_crops_and_mirrors_what_it_pads():
         assert mirrored == 0 if not flip else 16 < mirrored < 48
 
 
-def test_learning_rates_of_both_schedules(glyphs):
+def test_steps_are_epochs_over_batches_and_rates_follow_both_schedules(glyphs):
     step = spec(steps=200, schedule="step", milestones=[0.3, 0.6, 0.8])
     task = vision.Task(step, glyphs)
     rates = [task.learning_rate(step) for step in (0, 59, 60, 119, 120, 159, 160, 199)]
@@ -166,8 +166,6 @@ def test_learning_rates_of_both_schedules(glyphs):
     with pytest.raises(ValueError, match="schedule is 'step', but a recipe with stable has no"):
         spec(stable={"warmup_steps": 4, "decay": 0.25}, schedule="step")
 
-
-def test_steps_are_epochs_over_batches():
     def steps(epochs, batch_size, num_images):
         recipe = vision.Recipe(epochs=epochs, batch_size=batch_size, learning_rate=0.1)
         return recipe.num_steps(vision.Data(name="glyphs", num_images=num_images), batch_size)

@@ -64,14 +64,11 @@ def test_a_sparsity_that_rises_faster_than_weights_drop_is_met_late(cls):
     assert counts_of_training(cls, Rules(meets_target=False), **steep) == [192, 96, 48, 48, 48]
 
 
-def test_global_pruning_may_empty_a_tensor():
+def test_global_pruning_may_empty_a_tensor_and_a_cosine_comes_back_up():
     scores = {"large": torch.arange(5.0, 9.0), "small": torch.arange(4.0)}
     for rules, kept in ((EXACT, [3, 1]), (CSTORCH, [4, 0])):
         masks = make_masks_global_topk(scores, 0.5, compat=rules)
         assert [int(mask.sum()) for mask in masks.values()] == kept
-
-
-def test_a_drop_fraction_comes_back_up_with_its_cosine():
     cosine = {"type": "cosine", "init": 0.4, "half_period": 4}
     for compat, value in ((None, 0.0), ("cstorch-2.10", 0.4)):
         algorithm = sl.RigL(0.5, drop_fraction=cosine, compat=compat)

@@ -15,7 +15,7 @@ def applied(algorithm):
     return (model := make_model()), driven(algorithm, model, momentum=0.9)
 
 
-def test_every_parameter_is_sparse_without_a_filter_and_zero_at_once():
+def test_every_parameter_is_sparse_at_once_under_its_name_without_wrappers():
     model = make_model()
     algorithm = sl.Static(sparsity=0.3)
     model.apply(algorithm)
@@ -26,9 +26,6 @@ def test_every_parameter_is_sparse_without_a_filter_and_zero_at_once():
     assert_enforced(algorithm)  # no forward, no initialize() yet
     algorithm.initialize()
     assert algorithm.num_sparse_params == 3
-
-
-def test_names_have_no_wrapper_prefix():
     plain, wrapped = make_model(), make_model()
     one, two = sl.Static(0.5, seed=1), sl.Static(0.5, seed=1)
     one.apply(plain)

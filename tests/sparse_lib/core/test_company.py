@@ -46,7 +46,7 @@ def is_masked(model):
     )
 
 
-def test_an_optimizer_that_lacks_sparse_parameters_is_warned_of_and_computes_with_masks():
+def test_an_optimizer_that_lacks_sparse_parameters_is_warned_of_unless_they_are_frozen():
     model, algorithm = network(), sl.SET(0.5, update=1, seed=0)
     algorithm.apply(model)
     first = torch.optim.SGD(model[0].parameters(), lr=0.1)
@@ -57,9 +57,6 @@ def test_an_optimizer_that_lacks_sparse_parameters_is_warned_of_and_computes_wit
     assert not is_masked(model)  # the second optimizer's momentum moved what is masked
     model(batches(1)[0])
     assert is_masked(model)
-
-
-def test_frozen_parameters_need_no_optimizer_and_groups_may_come_later():
     model, algorithm = network(), sl.SET(0.5, update=1, seed=0)
     algorithm.apply(model)
     model[2].requires_grad_(False)
@@ -164,7 +161,7 @@ def rigl(model=None):
     return model, algorithm, driven(algorithm, model)
 
 
-def test_a_block_that_was_replaced_is_refused_and_one_that_was_wrapped_goes_on():
+def test_a_replaced_block_is_refused_a_wrapped_one_goes_on_and_a_replaced_weight_is_masked():
     model, _, optimizer = rigl(nn.Sequential(network(), nn.Linear(8, 8)))
     model[0] = nn.Sequential(model[0])
     train(model, optimizer)
@@ -172,9 +169,6 @@ def test_a_block_that_was_replaced_is_refused_and_one_that_was_wrapped_goes_on()
     model[0] = network()
     with pytest.raises(ValueError, match=r"'0\.0\.weight' and 3 more was replaced"):
         train(model, optimizer, steps=1)
-
-
-def test_a_weight_that_was_replaced_is_masked_and_told_if_the_optimizer_does_not_hold_it():
     model, _, optimizer = rigl()
     new = torch.randn(16, 8)
     model[0].weight = nn.Parameter(new.clone())

@@ -78,13 +78,22 @@ def test_merged_adapters_keep_the_zeros_and_the_function():
     assert sum(not torch.equal(after[name], before[name]) for name in zeros) == 3
 
 
-def test_masks_that_the_base_has_already_are_kept():
+def test_masks_of_the_base_are_kept_and_adapters_of_dense_weights_left_alone():
     base = pruned()
     zeros = zeros_of(base)
     group = sl.keep_zeros(base)
     model = adapted(base, init_lora_weights=False)
     assert keep_zeros(model) is group
     assert kept(model.merge_and_unload(), zeros)
+    base = pruned()
+    with torch.no_grad():
+        base.model.embed_tokens.weight[0] = 0  # as of a token for padding
+    config = LoHaConfig(r=2, target_modules=["v_proj"])
+    base.model.layers[0].self_attn.v_proj.weight.data.fill_(1.0)
+    model = get_peft_model(base, config)
+    assert len(keep_zeros(model).sparse_params) == 6
+    config = LoraConfig(r=2, target_modules=["embed_tokens", "up_proj"])
+    assert len(keep_zeros(get_peft_model(pruned(), config)).sparse_params) == 7
 
 
 @pytest.mark.parametrize("drives", [False, True])
@@ -118,18 +127,6 @@ def test_an_adapter_that_is_added_later_is_masked_by_another_call(forgets):
     keep_zeros(model)
     model.set_adapter("later")
     assert kept(merged_alike(model), zeros)
-
-
-def test_adapters_of_dense_weights_are_left_alone():
-    base = pruned()
-    with torch.no_grad():
-        base.model.embed_tokens.weight[0] = 0  # as of a token for padding
-    config = LoHaConfig(r=2, target_modules=["v_proj"])
-    base.model.layers[0].self_attn.v_proj.weight.data.fill_(1.0)
-    model = get_peft_model(base, config)
-    assert len(keep_zeros(model).sparse_params) == 6
-    config = LoraConfig(r=2, target_modules=["embed_tokens", "up_proj"])
-    assert len(keep_zeros(get_peft_model(pruned(), config)).sparse_params) == 7
 
 
 LOHA = LoHaConfig(r=2, target_modules=["up_proj"])

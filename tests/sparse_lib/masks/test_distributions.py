@@ -48,7 +48,7 @@ def test_density_follows_the_formula(distribution, used):
     assert len(partial) >= 2 and max(scales) == pytest.approx(min(scales), rel=0.01)
 
 
-def test_small_layers_become_dense_and_global_is_one_ranking():
+def test_small_layers_first_and_last_rules_and_one_ranking_by_hand():
     # Raw densities 10/16 and 104/400; at half of 416 the first would pass 1, so 16 + 192 = 208.
     sparsities = erk({"a": (4, 4, 1, 1), "b": (4, 100)}, 0.5)
     assert sparsities == {"a": 0.0, "b": 1 - 192 / 400}
@@ -56,9 +56,6 @@ def test_small_layers_become_dense_and_global_is_one_ranking():
     assert global_(weights, 0.5) == {"a": 1 / 16, "b": 15 / 16}  # b keeps at least one
     scores = {"a": torch.zeros(4, 4), "b": torch.ones(4, 4)}
     assert global_(weights, 0.25, scores=scores) == {"a": 0.5, "b": 0.0}
-
-
-def test_first_and_last_rules():
     assert uniform(SHAPES, 0.9, first=0, last=0.8) == {
         "conv1": 0, "conv2": 0.9, "conv3": 0.9, "fc": 0.8,
     }  # fmt: skip

@@ -100,7 +100,7 @@ def run(schedule, updates):
     return seen
 
 
-def test_cycling_moves_at_updates_only():
+def test_cycling_moves_at_updates_only_and_resumes_from_a_state_of_its_kind():
     updates = [True, False, True, False, True, True]
     assert run(Cycling([0.1, 0.2, 0.3]), updates) == [0.1, 0.1, 0.2, 0.2, 0.3, 0.1]
     assert run(Cycling([0.1, 0.2, 0.3], repeat=False), updates) == [0.1, 0.1, 0.2, 0.2, 0.3, 0.3]
@@ -110,9 +110,6 @@ def test_cycling_moves_at_updates_only():
     for rules, last in ((None, 0.9), (CSTORCH, 0.1)):
         schedule = make_hyperparameter_schedule([0.1, 0.9], compat=rules)
         assert run(schedule, [True] * 3) == [0.1, 0.9, last]
-
-
-def test_state_resumes_and_the_callers_dict_is_left_alone_and_that_of_another_is_refused():
     schedule, fresh = Cycling([0.1, 0.2, 0.3]), Cycling([0.1, 0.2, 0.3])
     run(schedule, [True, True])
     fresh.load_state_dict(state := schedule.state_dict())

@@ -40,14 +40,11 @@ def test_every_fact_has_a_source(spec):
     ]
 
 
-def test_a_file_must_declare_the_device_of_its_name(tmp_path, monkeypatch):
+def test_a_file_must_declare_its_device_and_the_machine_at_hand_is_measured(tmp_path, monkeypatch):
     (tmp_path / "zoy.py").write_text("SPEC = None\n")
     monkeypatch.setattr(devices, "__path__", [*devices.__path__, str(tmp_path)])
     with pytest.raises(ValueError, match="device zoy: the file must declare SPEC with this name"):
         devices.discover()
-
-
-def test_the_machine_at_hand_is_measured():
     host = probe_host(duration_s=0.05)
     assert host.peak_flops > 1e9 and host.memory_bandwidth > 1e8 and not host.skips_zeros
     assert host.title not in {spec.title for spec in SPECS.values()}

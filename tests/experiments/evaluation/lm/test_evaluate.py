@@ -212,7 +212,7 @@ def test_wrong_suite_names_key_and_value(tmp_path, content, message):
         load_suite(str(path))
 
 
-def test_unknown_names_are_refused(model_dir, data_dir, suite, tmp_path):
+def test_unknown_names_and_a_damaged_mirror_are_said(model_dir, data_dir, suite, tmp_path, piqa):
     for name, words in (
         ("quik", "suite is 'quik', .*quick.*or the path of a YAML"),
         (suite("{task: nope}", name="a"), "task is 'nope'"),
@@ -220,6 +220,12 @@ def test_unknown_names_are_refused(model_dir, data_dir, suite, tmp_path):
     ):
         with pytest.raises(ValueError, match=words):
             evaluate(model_dir, data_dir, name, out=tmp_path)
+    options, task = piqa("train", "validation"), suite("{task: piqa, folder: piqa}")
+    path = options["mirror"] / "baber/piqa/default/validation.parquet"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(MissingData, match=f"{UNREADABLE}.") as caught:
+        evaluate(model_dir, data_dir, task, **options)
+    assert "\n" not in str(caught.value)
 
 
 UNREADABLE = "task piqa: its dataset cannot be read: "
@@ -276,15 +282,6 @@ def test_a_published_task_needs_no_prepared_dataset_but_its_own(
     with pytest.raises(MissingData, match=f"{UNREADABLE}there is no 'validation'"):
         evaluate(model_dir, data_dir, task, **options)
     assert not calls
-
-
-def test_a_damaged_mirror_is_one_sentence(model_dir, data_dir, suite, piqa):
-    options, task = piqa("train", "validation"), suite("{task: piqa, folder: piqa}")
-    path = options["mirror"] / "baber/piqa/default/validation.parquet"
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(MissingData, match=f"{UNREADABLE}.") as caught:
-        evaluate(model_dir, data_dir, task, **options)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_model_with_another_tokenizer_reads_the_documents_in_its_own_tokens(
