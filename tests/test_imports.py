@@ -55,7 +55,7 @@ ROOMS = {
     "flops": "masks layers",
     "ift": "masks layers flops",
     "simulation": "masks layers flops",
-    "execution": "masks layers flops simulation",
+    "execution": "masks layers flops",
     "core": "rules masks schedules layers flops",
     "optim": "core",
     "checkpoint": "core",

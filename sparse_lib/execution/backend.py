@@ -12,24 +12,15 @@ from sparse_lib.checks import check_bool, check_finite
 from sparse_lib.execution import kernels
 from sparse_lib.execution.costs import Costs
 from sparse_lib.execution.layers import Execution, SparseLayer, skipping_mixin
-from sparse_lib.simulation.devices import SPECS, device_spec
-from sparse_lib.simulation.spec import DeviceSpec
-from sparse_lib.simulation.timing import Simulation, simulate
 
 EXECUTIONS = ("dense", "skip")
 
 
 @dataclass
 class Backend:
-    """How the masked layers of a model are executed; made by `backend`, whose arguments it holds.
-
-    ``execution`` is `"dense"` (masked dense, any torch device) or `"skip"` (the masked work is not
-    done; CPU, float32 or bfloat16), ``spec`` the device whose time `simulate` predicts, or None.
-    """
+    """How masked layers are executed; made by `backend`, whose arguments it holds."""
 
     name: str
-    execution: str
-    spec: DeviceSpec | None = None
     strict: bool = False
     crossover: float | None = None
     costs: Costs | None = None
@@ -44,32 +35,10 @@ class Backend:
             self._noticed.add((layer, reason))
             warnings.warn(message, RuntimeWarning, stacklevel=2)
 
-    def simulate(self, model: nn.Module, **sizes: Any) -> Simulation:
-        """Predicts a training step of the model on this backend's device; *simulated*.
-
-        ``sizes`` are as in `sparse_lib.device.simulate`; without `sparsity`, the masks of the
-        model, which may be a compiled one, tell it.
-
-        Raises:
-            ValueError: The backend has no device, or as in `sparse_lib.device.simulate`.
-        """
-        if self.spec is None:
-            raise ValueError(f"backend {self.name!r} has no timing model; take {', '.join(SPECS)}")
-        model = model.__dict__.get("_original", model)
-        if sizes.get("sparsity") is None:
-            sizes["sparsity"] = {
-                f"{path}.{name}".lstrip("."): 1 - int(mask.count_nonzero()) / max(mask.numel(), 1)
-                for path, module in model.named_modules()
-                for name in module._parameters
-                if (mask := module._buffers.get(f"{name}_mask")) is not None
-            }
-        return simulate(model, self.spec, **sizes)
-
 
 def backend(
     name: str,
     *,
-    execution: str | None = None,
     strict: bool = False,
     crossover: float | None = None,
     costs: Costs | None = None,
@@ -77,8 +46,8 @@ def backend(
     """Chooses how masked layers are executed.
 
     Args:
-        name: `"dense"`, `"skip"`, or a device (`"cs2"`, ...), which adds its timing model.
-        execution: One of the first two, for a device; by default skip on those that skip zeros.
+        name: `"skip"` (the masked work is not done; CPU, float32 or bfloat16) or `"dense"` (masked
+            dense, any torch device).
         strict: Raise instead of falling back to masked dense.
         crossover: Sparsity in [0, 1] below which a layer runs dense; decided by each layer's size
             and sparsity if None.
@@ -87,24 +56,16 @@ def backend(
 
     Raises:
         TypeError: The crossover is no number, ``costs`` no `Costs`, or ``strict`` no bool.
-        ValueError: A name is unknown, or the crossover is not in [0, 1].
+        ValueError: The name is unknown, or the crossover is not in [0, 1].
     """
-    if name not in (known := (*EXECUTIONS, *SPECS, "host")):
-        raise ValueError(f"backend must be one of {', '.join(known)}, got {name!r}")
-    if execution not in (None, *EXECUTIONS):
-        raise ValueError(f"execution must be one of {', '.join(EXECUTIONS)}, got {execution!r}")
+    if name not in EXECUTIONS:
+        raise ValueError(f"backend must be {' or '.join(map(repr, EXECUTIONS))}, got {name!r}")
     if crossover is not None and not 0 <= check_finite(crossover, "crossover") <= 1:
         raise ValueError(f"crossover must be in [0, 1], got {crossover!r}")
     if costs is not None and not isinstance(costs, Costs):
         raise TypeError(f"costs must be sparse_lib.device.Costs, got {costs!r}")
     check_bool(strict, "strict")
-    if name in EXECUTIONS:
-        if execution not in (None, name):
-            raise ValueError(f"execution must be {name!r} for backend {name!r}, got {execution!r}")
-        return Backend(name, name, None, strict, crossover, costs)
-    spec = device_spec(name)
-    chosen = execution or ("skip" if spec.skips_zeros else "dense")
-    return Backend(name, chosen, spec, strict, crossover, costs)
+    return Backend(name, strict, crossover, costs)
 
 
 def compile(model: nn.Module, backend: Backend | str = "skip") -> nn.Module:
@@ -134,7 +95,7 @@ def compile(model: nn.Module, backend: Backend | str = "skip") -> nn.Module:
     backend = globals()["backend"](backend) if isinstance(backend, str) else backend
     if not isinstance(backend, Backend):
         raise TypeError(f"backend must be a Backend or a name, got {type(backend).__name__}")
-    skip = backend.execution == "skip"
+    skip = backend.name == "skip"
     if skip and (why := kernels.unavailable()):
         if backend.strict:
             raise ValueError(f"backend {backend.name!r} cannot skip here: {why}")

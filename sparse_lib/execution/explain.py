@@ -87,8 +87,8 @@ def _reason(
 ) -> str | None:
     if mask is None:
         return "it has no mask"
-    if chosen.execution != "skip":
-        return f"the execution is {chosen.execution!r}"
+    if chosen.name != "skip":
+        return f"the backend is {chosen.name!r}"
     if missing := kernels.unavailable():
         return missing
     mixin = skipping_mixin(type(module))

@@ -157,7 +157,8 @@ def simulate(
         batch_size: Samples per step over all systems.
         sequence_length: Tokens per sample, for language models.
         image_size: Pixels per side, or (height, width), for vision models.
-        sparsity: Sparsity by full parameter name, or one number for the default filter.
+        sparsity: Sparsity by full parameter name, or one number for the default filter; that of
+            the model's masks if None.
         dense_weight_grad: True for a step that computes masked weights' gradients as well.
         num_systems: Systems that split the batch.
         efficiency: Share of the peak that dense layers reach, in (0, 1].
@@ -184,7 +185,8 @@ def simulate(
     counted = flops or count(model, batch_size=batch_size, **sizes)
     if counted.batch_size != batch_size:
         raise ValueError(f"flops are of {counted.batch_size} samples, batch_size is {batch_size}")
-    levels = sparsity if isinstance(sparsity, Mapping | None) else counted.uniform(sparsity)
+    levels = _of_masks(model) if sparsity is None else sparsity
+    levels = levels if isinstance(levels, Mapping) else counted.uniform(levels)
     counted.forward(levels)  # rejects names and values that are wrong
     if recompute is None:
         same: dict[str, Any] = {"batch_size": batch_size, "sparsity": levels, "flops": counted}
@@ -227,6 +229,16 @@ def simulate(
         extrapolated=spec.skips_zeros
         and any(layer.sparsity > MAX_PUBLISHED_SPARSITY for layer in layers),
     )
+
+
+def _of_masks(model: nn.Module) -> dict[str, float]:
+    """The sparsity of each mask of a model, by full name of its weight."""
+    return {
+        f"{path}.{name}".lstrip("."): 1 - int(mask.count_nonzero()) / max(mask.numel(), 1)
+        for path, module in model.named_modules()
+        for name in module._parameters
+        if (mask := module._buffers.get(f"{name}_mask")) is not None
+    }
 
 
 def relative_time(sparsity: float, overhead: float) -> float:

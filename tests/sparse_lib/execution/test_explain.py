@@ -38,7 +38,7 @@ def test_each_weight_has_its_reason():
     assert lines[0].split() == ["weight", "layer", "sparsity", "runs"]
     assert lines[1].split() == ["0.weight", "Linear", "0.90", "skipping"]
     assert {row.reason for row in sl.device.explain(model[:2], "dense")} == {
-        "the execution is 'dense'"
+        "the backend is 'dense'"
     }
 
 

@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
+import sparse_lib as sl
+from sparse_lib.execution.backend import compile
 from sparse_lib.flops.model import count
 from sparse_lib.simulation.devices import SPECS
 from sparse_lib.simulation.timing import relative_time, simulate, weight_csr_bytes
@@ -144,3 +146,14 @@ def test_wrong_arguments_are_named(options, error, words):
     arguments = {"model": nn.Linear(2, 2), "device": "cs2", "batch_size": 1000} | options
     with pytest.raises(error, match=words):
         simulate(**arguments)
+
+
+def test_without_a_sparsity_the_masks_of_the_model_tell_it():
+    model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512))
+    dense = simulate(model, "cs2", batch_size=1000)
+    sl.Static(0.9, seed=0).apply(model)
+    shares = {f"{i}.weight": 1 - int(model[i].weight_mask.sum()) / 512**2 for i in (0, 1)}
+    sparse = simulate(compile(model), "cs2", batch_size=1000)
+    told = simulate(model, "cs2", batch_size=1000, sparsity=shares)
+    assert sparse.step_s == told.step_s < 0.5 * dense.step_s
+    assert simulate(model, "cs2", batch_size=1000, sparsity=0).step_s == dense.step_s
