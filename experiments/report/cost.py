@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from experiments.store import machine
@@ -25,7 +25,12 @@ def cost(records: Iterable[Record]) -> dict[str, Any]:
         multiply-add; least and largest number of ``parameters``.
     """
     runs = list({record.run: record for record in records}.values())
-    continued = _continued(runs)
+    here = {record.run for record in runs}
+    continued = {
+        record.run
+        for record in runs
+        if (start := record.spec.starts_from) and start.step and start.run in here
+    }
     training = evaluation = executed = 0.0
     for record in runs:
         share = (record.num_threads or 1) / 3600
@@ -46,23 +51,3 @@ def cost(records: Iterable[Record]) -> dict[str, Any]:
         "executed": executed,
         "parameters": (min(sizes), max(sizes)) if sizes else None,
     }
-
-
-def _continued(records: Sequence[Record]) -> set[str]:
-    """Ids of the runs whose first steps another of these runs counts.
-
-    The first run counts them; where it is not among these runs, the one that continues its latest
-    step does.
-    """
-    counted = {record.run for record in records}
-    starts = {record.run: record.spec.starts_from for record in records}
-    latest = sorted(
-        ((start.step, run, start.run) for run, start in starts.items() if start and start.step),
-        reverse=True,
-    )
-    continued = set()
-    for _, run, first in latest:
-        if first in counted:
-            continued.add(run)
-        counted.add(first)
-    return continued

@@ -3,6 +3,7 @@ share of maskable weights that have ever been present. Thin lines are seeds, thi
 mean. Compare Figure 3 of the blog on the sparsity library."""
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.analysis import select as selection
@@ -24,7 +25,6 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """Two panels for each of two sparsities."""
     moves, looks = data(records, curves, study), Methods(study)
-    coordinate, name = style.progress(moves)
     levels = [level for level, _ in selection.by_level(moves, most=2)] if len(moves) else []
     shown = [(metric, level) for metric in TITLES for level in levels]
     figure, axes = style.panels(len(shown))
@@ -32,22 +32,28 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         style.say_empty(axes[0], "No sparse run has logged its masks.")
     for panel, (metric, level) in zip(axes, shown, strict=False):
         rows = moves[(moves["metric"] == metric) & (moves["sparsity"] == level)]
-        labels = []
-        for (method, sparsity), group in rows.groupby(["method", "sparsity"], sort=False):
-            look, width = looks[method], style.nested_width(len(labels))
-            style.seed_lines(panel, group, coordinate, look.color)
-            mean = style.mean_by(group, coordinate)
-            if mean.empty:
-                mean = group.set_index("step")[[coordinate, "value"]].sort_index()
-            style.method_line(panel, mean[coordinate], mean["value"], look, lw=width)
-            text = looks.treatment(method, sparsity)
-            labels.append((mean["value"].iloc[-1], text, look.color))
-        if not labels:
-            style.say_empty(panel, f"No run has logged {TITLES[metric].lower()}.")
-            continue
-        panel.set_ylim(bottom=0)
-        style.label_ends(panel, labels)
-        panel.set_title(f"{TITLES[metric]} · {100 * level:g}%")
-        style.progress_axis(panel, name)
-        panel.set_ylabel("fraction of weights")
+        if draw_panel(panel, rows, looks, TITLES[metric]):
+            panel.set_title(f"{TITLES[metric]} · {100 * level:g}%")
+            panel.set_ylabel("fraction of weights")
     return figure
+
+
+def draw_panel(panel: Axes, rows: pd.DataFrame, looks: Methods, title: str) -> bool:
+    """Seeds and mean of each treatment from 0 on; returns whether there is any."""
+    if rows.empty:
+        style.say_empty(panel, f"No run has logged its {title.lower()}.")
+        return False
+    coordinate, name = style.progress(rows)
+    labels = []
+    for (method, sparsity), group in rows.groupby(["method", "sparsity"], sort=False):
+        look, width = looks[method], style.nested_width(len(labels))
+        style.seed_lines(panel, group, coordinate, look.color)
+        mean = style.mean_by(group, coordinate)
+        style.method_line(panel, mean[coordinate], mean["value"], look, lw=width)
+        text = looks.treatment(method, sparsity)
+        labels.append((mean["value"].iloc[-1], text, look.color))
+    panel.set_ylim(bottom=0)
+    style.label_ends(panel, labels)
+    panel.set_title(title)
+    style.progress_axis(panel, name)
+    return True

@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 
 from experiments.analysis import select as selection
 from experiments.analysis import style
+from experiments.analysis.figures import churn_itop
 from experiments.analysis.methods import Methods
 from experiments.specs.planned import PlannedStudy
 from experiments.store import tidy
@@ -23,8 +24,6 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     """Schedules of the first seed of each method at the lowest sparsity."""
     rows = tidy.label_curves(curves[curves["metric"].isin(list(TITLES))], records)
     rows = rows[rows["kind"] == "train"]
-    if rows.empty:
-        return rows
     _, rows = selection.by_level(selection.main(rows, study))[0]
     return rows[rows["seed"] == rows.groupby("method")["seed"].transform("min")]
 
@@ -32,21 +31,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per schedule."""
     rows, looks = data(records, curves, study), Methods(study)
-    coordinate, name = style.progress(rows)
     figure, axes = style.panels(len(TITLES), height=2.2)
     for panel, (metric, title) in zip(axes, TITLES.items(), strict=True):
-        labels = []
-        chosen = rows[rows["metric"] == metric]
-        for (method, sparsity), group in chosen.groupby(["method", "sparsity"], sort=False):
-            look, width = looks[method], style.nested_width(len(labels))
-            style.method_line(panel, group[coordinate], group["value"], look, lw=width)
-            text = looks.treatment(method, sparsity)
-            labels.append((group["value"].iloc[-1], text, look.color))
-        if not labels:
-            style.say_empty(panel, f"No run has logged its {title.lower()}.")
-            continue
-        panel.set_ylim(bottom=0)
-        style.label_ends(panel, labels)
-        panel.set_title(title)
-        style.progress_axis(panel, name)
+        churn_itop.draw_panel(panel, rows[rows["metric"] == metric], looks, title)
     return figure
