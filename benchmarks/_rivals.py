@@ -1,8 +1,7 @@
 """Steps of a linear layer by others, and what all steps of `device.py` share."""
 
-import importlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -66,21 +65,10 @@ class CsrLinear(torch.autograd.Function):
         return (transposed @ gradient.T).T, None, None, None
 
 
-def sparse_steps(
-    layer: nn.Linear, sparsity: float, ends: tuple[torch.Tensor, torch.Tensor]
-) -> Iterator[tuple[str, Step]]:
-    """Steps of a masked layer by MKL's CSR and, where it is installed, by SparseProp."""
+def csr_step(layer: nn.Linear, ends: tuple[torch.Tensor, torch.Tensor]) -> Step:
+    """Step of a masked layer by MKL's CSR."""
     weight = layer.weight.detach()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that CSR tensors are in beta
         csr, transposed = weight.to_sparse_csr(), weight.T.to_sparse_csr()
-    yield (
-        f"MKL CSR {sparsity:.0%}",
-        layer_step(lambda source: CsrLinear.apply(source, csr, transposed, csr), [], ends),
-    )
-    try:
-        modules = importlib.import_module("sparseprop.modules")
-    except ImportError:
-        return
-    other = modules.SparseLinear.from_dense(layer)
-    yield f"SparseProp {sparsity:.0%}", layer_step(other, list(other.parameters()), ends)
+    return layer_step(lambda source: CsrLinear.apply(source, csr, transposed, csr), [], ends)

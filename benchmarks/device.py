@@ -1,6 +1,6 @@
 """Speed of the skipping execution against dense torch, as ratios.
 
-    python -m benchmarks.device [--quick] [--output FOLDER] [--only layers,gpt,...]
+    python -m benchmarks.device [--quick] [--only layers,gpt256,...]
 
 Parts, each the time of the fastest dense float32 step, torch's own or one by oneDNN's products
 where both are measured, over the other's time, so above 1 is faster:
@@ -10,8 +10,8 @@ where both are measured, over the other's time, so above 1 is faster:
   layers and dense and skipping ones of which all tensors are bfloat16;
 - optimizer: the step of fused AdamW on one layer's weight, packed against dense, and the bytes of
   its weight, mask and optimizer state;
-- peers: one layer skipping, dense by torch and by oneDNN, in dense bfloat16, masked dense, by MKL's
-  CSR through ``torch.sparse`` and, if it is installed, by SparseProp;
+- peers: one layer skipping, dense by torch and by oneDNN, in dense bfloat16, masked dense, and by
+  MKL's CSR through ``torch.sparse``;
 - gpt: optimizer step of a 4-layer GPT (context 128, batch 16, 256 bytes, fused AdamW), its linear
   layers static sparse;
 - resnet: training step of a CIFAR ResNet-18;
@@ -23,19 +23,15 @@ At the end the goals stand beside what was reached.
 
 In each part all variants take turns in one process, in which glibc keeps freed memory as it does in
 a training of this repository, and medians are compared. The clock is the CPU
-time of the process, which leaves out pre-emption, but not caches that others have polluted; with
-several threads, which wait for each other, it is the time on the wall.
+time of the process, which leaves out pre-emption, but not caches that others have polluted.
 """
 
 import argparse
 import copy
-import csv
-import itertools
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -50,10 +46,10 @@ from benchmarks._rivals import (
     TOKENS,
     TORCH,
     Step,
+    csr_step,
     dense_steps,
     layer_step,
     random_ends,
-    sparse_steps,
 )
 from experiments.computations._dense import by_onednn
 from experiments.computations._measured import Narrow
@@ -83,17 +79,15 @@ Row = dict[str, Any]
 def medians(steps: dict[Any, Step], rounds: int) -> dict[Any, float]:
     """Median seconds of each step; they take turns, after one round that warms up.
 
-    CPU time, which other processes cannot stretch; with several threads, whose waiting for each
-    other would count as work, the time on the wall.
+    CPU time of one thread, which other processes cannot stretch.
     """
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     times: dict[Any, list[float]] = {name: [] for name in steps}
     for turn in range(rounds + 1):
         for name, step in steps.items():
-            start = clock()
+            start = time.process_time()
             step()
             if turn:
-                times[name].append(clock() - start)
+                times[name].append(time.process_time() - start)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -111,7 +105,6 @@ def compare(part: str, case: str, steps: dict[Any, Step], rounds: int) -> list[R
         row = {
             "part": part,
             "case": case,
-            "threads": torch.get_num_threads(),
             "variant": variant,
             "sparsity": sparsity,
             "dense": dense,
@@ -181,11 +174,9 @@ def optimizer(width: int, rounds: int) -> Iterator[Row]:
     case = f"{width}x{width}"
     yield from compare("optimizer", case, steps, rounds)
     for sparsity, own_bytes in held.items():
-        yield {
-            "part": "bytes", "case": case, "threads": torch.get_num_threads(), "variant": PACKED,
-            "sparsity": sparsity, "dense": TORCH, "dense_s": math.nan, "seconds": math.nan,
-            "ratio": num_bytes / own_bytes,
-        }  # fmt: skip
+        row = {"part": "bytes", "case": case, "variant": PACKED, "sparsity": sparsity}
+        row |= {"dense": TORCH, "dense_s": math.nan, "seconds": math.nan}
+        yield row | {"ratio": num_bytes / own_bytes}
 
 
 def peers(width: int, rounds: int) -> Iterator[Row]:
@@ -200,7 +191,7 @@ def peers(width: int, rounds: int) -> Iterator[Row]:
             masked = sl.device.compile(layer, "dense")
             steps["masked dense"] = layer_step(masked, parameters, ends)
         steps[sparsity] = layer_step(sl.device.compile(layer, skip), parameters, ends)
-        steps |= dict(sparse_steps(layer, sparsity, ends))
+        steps["MKL CSR", sparsity] = csr_step(layer, ends)
     yield from compare("peers", f"{width}x{width}", steps, rounds)
 
 
@@ -209,8 +200,6 @@ def model_step(
     sparsity: float,
     patterns: list[str],
     loss: Callable,
-    *,
-    compiled: bool = False,
 ) -> Step:
     """One AdamW step of a model, static sparse in the weights that the patterns name, skipping.
 
@@ -219,7 +208,6 @@ def model_step(
         sparsity: 0 for a dense model.
         patterns: Of the masked weights' names.
         loss: Of the model.
-        compiled: Whether ``torch.compile`` runs the model.
     """
     # For dense and sparse alike: torch's unfused AdamW takes roots, which are slow at exact zeros.
     optimizer, run = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True), model
@@ -229,8 +217,6 @@ def model_step(
         algorithm.apply(model)
         algorithm.apply(optimizer)
         run = sl.device.compile(model, sl.device.backend("skip", strict=True))
-    if compiled:
-        run = torch.compile(run)
 
     def step() -> None:
         loss(run).backward()
@@ -247,31 +233,15 @@ def gpt_steps(width: int) -> tuple[Callable[..., Step], Callable[[nn.Module], to
     def loss(model: nn.Module) -> torch.Tensor:
         return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 
-    def make(
-        sparsity: float,
-        *,
-        compiled: bool = False,
-        change: Callable[[nn.Module], Any] | None = None,
-    ) -> Step:
+    def make(sparsity: float, change: Callable[[nn.Module], Any] | None = None) -> Step:
         torch.manual_seed(0)
         patterns = [f"blocks.*.{name}.weight" for name in LINEARS]
         model = Gpt(width)
         if change:
             change(model)
-        return model_step(model, sparsity, patterns, loss, compiled=compiled)
+        return model_step(model, sparsity, patterns, loss)
 
     return make, loss
-
-
-def compiled(width: int, rounds: int) -> Iterator[Row]:
-    """The optimizer step of a GPT within `torch.compile`, beside the others."""
-    make, _ = gpt_steps(width)
-    steps: dict[Any, Step] = {sparsity: make(sparsity) for sparsity in (0.0, *MODEL_SPARSITIES)}
-    steps[TORCH] = steps.pop(0.0)
-    steps["compiled dense"] = make(0.0, compiled=True)
-    for sparsity in MODEL_SPARSITIES:
-        steps["compiled skip", sparsity] = make(sparsity, compiled=True)
-    yield from compare("compiled", f"gpt {width}", steps, rounds)
 
 
 def gpt(width: int, rounds: int) -> Iterator[Row]:
@@ -372,22 +342,13 @@ def costs(rounds: int) -> Iterator[Row]:
 def parts(quick: bool) -> dict[str, Callable[[], Iterator[Row]]]:
     """The measurements by name."""
 
-    def two_threads() -> Iterator[Row]:
-        torch.set_num_threads(2)
-        try:
-            yield from layers(((512, 512),) if quick else ((512, 512), (2048, 512)), rounds)
-        finally:
-            torch.set_num_threads(1)
-
     rounds = 5 if quick else 9
     return {
         "layers": lambda: layers(SHAPES[:3] if quick else SHAPES, rounds),
         "optimizer": lambda: optimizer(1024 if quick else 2048, rounds),
-        "threads": two_threads,
         "peers": lambda: peers(512, 3 if quick else 5),
         "gpt256": lambda: gpt(256, 3 if quick else 7),
         "gpt512": lambda: gpt(512, 1 if quick else 5),
-        "compiled": lambda: compiled(256 if quick else 512, 1 if quick else 5),
         "resnet": lambda: resnet(8 if quick else 32, 1 if quick else 4),
         "update": lambda: update(1024 if quick else 2048, 3),
         "costs": lambda: costs(9 if quick else 25),
@@ -399,7 +360,7 @@ def show(row: Row) -> None:
     variant = "" if row["variant"] == "skip" else row["variant"]
     if row["sparsity"] is not None:
         variant = f"{variant} {row['sparsity']:.0%}".strip()
-    line = f"{row['part']:>10}  {row['case']:<22}{row['threads']} thread(s)  {variant:<18}"
+    line = f"{row['part']:>10}  {row['case']:<22}{variant:<18}"
     times = f"{row['dense_s'] * 1e3:9.2f} ms /{row['seconds'] * 1e3:9.2f} ms"
     line += f"{times if row['seconds'] > 0 else 'dense / packed':>25} ={row['ratio']:6.2f}x"
     goals = {"skip": GOALS, PACKED: GOALS_OF_PACKED}.get(row["variant"], {})
@@ -417,22 +378,19 @@ def summarise(rows: list[Row]) -> None:
             median = f"{statistics.median(ratios):.2f}x"
             print(f"{name}: median {median} ({spread}), goal {goal:.2f}x: {word}")
 
-    for threads in (1, 2):
-        own = [row for row in rows if (row["part"], row["threads"]) == ("layers", threads)]
-        slower = [row for row in own if row["variant"] in (TORCH, ONEDNN)]
-        if slower:
-            factor = statistics.median(1 / row["ratio"] for row in slower)
-            words = f"{slower[0]['dense']}, {factor:.2f} times as fast as {slower[0]['variant']}"
-            print(f"layers, {threads} thread(s): the fastest dense float32 is {words}")
+    slower = [row for row in rows if row["part"] == "layers" and row["variant"] in (TORCH, ONEDNN)]
+    if slower:
+        factor = statistics.median(1 / row["ratio"] for row in slower)
+        words = f"{slower[0]['dense']}, {factor:.2f} times as fast as {slower[0]['variant']}"
+        print(f"layers: the fastest dense float32 is {words}")
+    half = {(row["part"], row["case"]): row for row in rows if row["variant"] == HALF}
     for part, goals in GOALS.items():
-        for threads, (sparsity, goal) in itertools.product((1, 2), goals.items()):
-            key = (part, threads, sparsity)
-            own = [row for row in rows if (row["part"], row["threads"], row["sparsity"]) == key]
-            name = f"{part}, {threads} thread(s), {sparsity:.0%}"
+        for sparsity, goal in goals.items():
+            own = [row for row in rows if (row["part"], row["sparsity"]) == (part, sparsity)]
+            name = f"{part}, {sparsity:.0%}"
             reached(name, [row["ratio"] for row in own if row["variant"] == "skip"], goal)
-            half = {(r["part"], r["case"], r["threads"]): r for r in rows if r["variant"] == HALF}
             over = [
-                row["ratio"] / half[row["part"], row["case"], threads]["ratio"]
+                row["ratio"] / half[row["part"], row["case"]]["ratio"]
                 for row in own
                 if row["variant"] == HALF_SKIP
             ]
@@ -445,36 +403,11 @@ def summarise(rows: list[Row]) -> None:
             reached(f"{part}, {sparsity:.0%}, packed", [row["ratio"] for row in own], goal)
 
 
-def write(rows: list[Row], folder: Path) -> None:
-    """The rows as CSV, and the layers' speed-up against sparsity as a figure."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "device.csv", "w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
-    axes.plot(SPARSITIES, [1 / (1 - s) for s in SPARSITIES], "k--", label="ideal")
-    cases = dict.fromkeys(row["case"] for row in rows if row["part"] == "layers")
-    for case in cases:
-        key = ("layers", case, 1, "skip")
-        line = [r for r in rows if (r["part"], r["case"], r["threads"], r["variant"]) == key]
-        axes.plot([r["sparsity"] for r in line], [r["ratio"] for r in line], ".-", label=case)
-    axes.set(xlabel="sparsity", ylabel="dense time / skipping time", yscale="log")
-    axes.legend(title="inputs x outputs", fontsize="small")
-    figure.savefig(folder / "device.svg")
-
-
 def main() -> None:
     """Runs the parts and prints every ratio."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer shapes and rounds, a minute")
     parser.add_argument("--only", help="parts by name, with commas")
-    parser.add_argument("--output", type=Path, help="folder for device.csv and device.svg")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -490,8 +423,6 @@ def main() -> None:
             show(row)
             rows.append(row)
     summarise(rows)
-    if arguments.output:
-        write(rows, arguments.output)
 
 
 if __name__ == "__main__":
