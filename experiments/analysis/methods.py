@@ -116,13 +116,8 @@ class Methods:
         return self._methods[key]
 
     def __getitem__(self, key: str) -> Method:
-        """The method of a key, or the first that is this algorithm and nothing else."""
-        if key not in self._methods:
-            for own in self._methods.values():
-                if own.is_plain and own.family is None and own.algorithm == key:
-                    return own
-            return self._add(key, algorithm_name(key), algorithm=key)
-        return self._methods[key]
+        """The method of a key."""
+        return self._methods.get(key) or self._add(key, algorithm_name(key), algorithm=key)
 
     def treatment(self, key: str, sparsity: float) -> str:
         """Return for example ``RigL 80%``; the name alone at sparsity 0."""
@@ -167,10 +162,9 @@ class Methods:
 
 
 def _facts(study: PlannedStudy) -> dict[str, dict[str, Any]]:
-    """The facts of each method, from the study's file and from the specs of its runs."""
-    facts = {}
-    for key, own in study.methods.items():
-        facts[key] = {
+    """The facts of each method, from the study's file."""
+    return {
+        key: {
             "algorithm": own.algorithm,
             "family": own.family,
             "sparsity": own.final_sparsity,
@@ -178,14 +172,8 @@ def _facts(study: PlannedStudy) -> dict[str, dict[str, Any]]:
             "retuned": own.retuned,
             "first": None if own.starts_from is None else own.starts_from.method,
         }
-    for spec in (run.spec for run in study.runs):
-        if spec.method is not None and spec.method not in facts:
-            facts[spec.method] = {
-                "algorithm": spec.algorithm,
-                "family": spec.family,
-                "sparsity": spec.final_sparsity or 0.0,
-            }
-    return facts
+        for key, own in study.methods.items()
+    }
 
 
 def _title(facts: dict[str, Any]) -> str:

@@ -25,6 +25,7 @@ from experiments.findings.estimate import (
 )  # fmt: skip
 from experiments.findings.evidence import Evidence
 from experiments.findings.ledger import AGREES, DIFFERS, Finding
+from experiments.published import UNKNOWN as NO_VALUE
 from experiments.report.text import in_minutes, in_words, markdown_table
 from experiments.specs.lookup import rerun_command
 from experiments.store import paths, verification
@@ -32,6 +33,8 @@ from experiments.store.reference import entries
 
 #: Digits after the point by unit.
 DIGITS = {"nats": 3, "points": 1, "perplexity": 2, "BLEU": 1}
+#: Cells of tables that say nothing.
+UNKNOWN = ("–", "", NO_VALUE)
 COLUMNS = ["claim", "label", "word", "effect", "low", "high", "unit", "target", "seeds", "workload"]
 #: Methods of the source's Table 3 in its order; ours follow.
 TABLE3 = ("dense", "static", "set", "rigl", "granet", "gmp")
@@ -271,7 +274,7 @@ def means(found: Finding) -> str:
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table without the columns in which nothing is known."""
     known = [
-        at for at in range(len(head)) if at == 0 or any(row[at] not in ("–", "") for row in rows)
+        at for at in range(len(head)) if at == 0 or any(row[at] not in UNKNOWN for row in rows)
     ]
     lines = [[str(row[at]).replace("|", "/").replace("\n", " ") for at in known] for row in rows]
     return markdown_table([head[at] for at in known], lines)

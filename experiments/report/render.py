@@ -193,19 +193,15 @@ def _read_table(
             groups = [tuple(sorted({*cell.split()}, key=names.__getitem__)) for cell in cells]
             behind |= dict.fromkeys(filter(None, groups))
             table["trained again"] = [verification.words(ids) or None for ids in groups]
-        hidden = {"runs", *(RUN_FACTS if "run" in table else ())}
-        known = [key for key in table if key not in hidden and _is_known(table[key])]
+        hidden = ["runs", *(RUN_FACTS if "run" in table else ())]
+        table = table.drop(columns=hidden, errors="ignore")
         rows = [
-            [str(text.markdown_cell(_cell(row[key], key, methods))) for key in known]
+            [str(text.markdown_cell(_cell(value, key, methods))) for key, value in row.items()]
             for row in table.to_dict("records")
         ]
-        made = cards.table(known, rows) if rows and known else ""
+        made = cards.table(list(table), rows) if rows else ""
     title, caption = name.replace("_", " "), tables.caption(name)
     return {"title": title, "caption": caption, "text": made, "lines": made.count("\n") - 1}
-
-
-def _is_known(column: pd.Series) -> bool:
-    return bool((column.notna() & (column.astype(str) != "no value that we hold")).any())
 
 
 def _cell(value: Any, column: str, methods: Methods) -> str:
