@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import yaml
 
 from experiments import data as datasets
 from experiments import tasks
@@ -233,14 +234,17 @@ def evaluate(
 
 
 def _data_of(model: Path) -> Path | None:
-    """The prepared data that an exported model was trained on, if a file beside it says so."""
-    file = model.parent / "train.json"
-    if not file.is_file():
+    """The prepared data that a model was trained on, if its run's file says so, or `export`'s."""
+    file, exported = model.parent / "train.json", model / "run.yaml"
+    if not exported.is_file() and not file.is_file():
         return None
-    spec = read_json(file).get("spec")
     try:
+        if exported.is_file():
+            file, spec = exported, yaml.safe_load(exported.read_text("utf-8"))
+        else:
+            spec = read_json(file).get("spec")
         return paths.data(tasks.get(spec["task"]).Data(**spec["data"]).label)
-    except (TypeError, KeyError, ValueError, ImportError):
+    except (TypeError, KeyError, ValueError, ImportError, yaml.YAMLError):
         raise SpecError(f"{file} does not say which data it read; name it by --data") from None
 
 

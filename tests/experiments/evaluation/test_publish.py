@@ -58,14 +58,17 @@ def rows_of(text: str) -> list[list[str]]:
     return [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_the_export_loads_in_transformers_and_scores_the_same(trained, out, tmp_path):
+def test_the_export_loads_in_transformers_and_scores_the_same(trained, out, tmp_path, monkeypatch):
     assert [path.name for path in out.parent.iterdir()] == ["mine"]  # nothing half made is left
     model = AutoModelForCausalLM.from_pretrained(out)
     for name, mask in load_file(out / "masks.safetensors").items():
         assert not model.get_parameter(name)[~mask].any()
     assert len(AutoTokenizer.from_pretrained(out)) == 320
-    data = trained / "resources/data/wikipedia-start-v320"
-    again = evaluate_model(out, "smoke", data_dir=data, out=tmp_path / "eval.json")
+    monkeypatch.chdir(trained)
+    again = tmp_path / "eval.json"
+    options = ["--model", str(out), "--suite", "smoke", "--out", str(again)]
+    commands.app(["evaluate", *options], standalone_mode=False)
+    again = json.loads(again.read_text())
     before = json.loads((trained / "out/eval.json").read_text())
     assert again["scores"] == before["scores"]
 
