@@ -30,12 +30,12 @@ def present(layer) -> list[int]:
 
 def test_snfs_grows_by_the_momentum_of_all_steps_at_the_cost_of_dense_gradients():
     model = row(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
-    algorithm = SNFS(0.5, {"freq": 2}, keep(3, 4, 5), drop_fraction=1 / 3, momentum=0.5)
+    algorithm = SNFS(0.5, {"freq": 2}, keep(3, 4, 5), drop_fraction=1 / 3, momentum=0.75)
     optimizer = driven(algorithm, model, lr=0.0)
     step(model, optimizer, [0.0, 8.0, 0.0, 0.0, 0.0, 0.0])
-    # 0.5 * 8 = 4 after one step and 2 after two, against 0.5 * 3 = 1.5; RigL would take column 0.
+    # 0.25 * 8 = 2 after one step and 1.5 after two, against 0.25 * 3; RigL would take column 0.
     step(model, optimizer, [3.0, 0.0, 1.0, 0.0, 0.0, 0.0])
-    assert algorithm.momentum_of(model.weight)[0].tolist() == [1.5, 2.0, 0.5, 0.0, 0.0, 0.0]
+    assert algorithm.momentum_of(model.weight)[0].tolist() == [0.75, 1.5, 0.25, 0.0, 0.0, 0.0]
     assert present(model) == [1, 4, 5]  # column 3, the smallest present weight, is dropped
     model = torch.nn.Linear(10, 10, bias=False)
     algorithm = SNFS(0.8, {"freq": 3}, seed=0)

@@ -66,6 +66,8 @@ def test_a_sparse_cost_is_two_flops_per_nonzero_of_all_but_attention():
     parts = flops.parts({"0.weight": 0.9}, dense_weight_grad=True)
     assert parts == {"forward": 1400, "input_gradient": 1400, "weight_gradient": 14000}
     flops = count(gpt2(), batch_size=1, sequence_length=T)
+    parts = flops.parts()  # attention has two inputs, and no weight
+    assert parts["input_gradient"] - parts["weight_gradient"] == 2 * L * 4 * T * T * D
     gone = flops.forward(dict.fromkeys(flops.uniform(1.0), 1.0))
     assert gone == L * 4 * T * T * D + 2 * T * D * V
     assert flops.forward() - flops.forward({"transformer.wte.weight": 1.0}) == 2 * T * D * V
