@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from sparse_lib.algorithms.static import Static
+from sparse_lib.core.codes import is_quantized
 from sparse_lib.core.group import Group
 from sparse_lib.core.mistakes import has_adapter
-from sparse_lib.core.parameter import is_quantized
 from sparse_lib.layers import default_filter
 
 

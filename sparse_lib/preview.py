@@ -17,6 +17,7 @@ from sparse_lib.algorithms.static import Static
 from sparse_lib.checks import check_integer
 from sparse_lib.configure import configure
 from sparse_lib.core.algorithm import SparsityAlgorithm
+from sparse_lib.core.codes import is_quantized
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
 from sparse_lib.core.guard import bytes_of_mask
@@ -276,8 +277,9 @@ def _planned_twin(model: nn.Module, algorithm: SparsityAlgorithm | Group) -> nn.
     for member in algorithm.algorithms:
         member.initial_mask = _full_mask  # type: ignore[method-assign]
     twin = without_memory(model)
-    for parameter in twin.parameters():
+    for parameter, original in zip(twin.parameters(), model.parameters(), strict=True):
         setattr(parameter, IS_PLANNED, True)
+        parameter.requires_dense |= is_quantized(original)  # type: ignore[attr-defined]
     return twin
 
 

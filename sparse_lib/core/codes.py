@@ -28,6 +28,12 @@ _STARTS: dict[str, dict[str, str | float]] = {
 }
 
 
+def is_quantized(param: Tensor) -> bool:
+    """Whether a parameter's zeros are codes: of integers, or of a class that can dequantize."""
+    is_number = param.is_floating_point() or param.is_complex()
+    return not is_number or type(param).dequantize is not Tensor.dequantize
+
+
 @dataclass(frozen=True)
 class Codes:
     """A state in which something else than 0 is that of a weight without a past.

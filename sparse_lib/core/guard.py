@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from sparse_lib.core.codes import Codes
+from sparse_lib.core.codes import Codes, is_quantized
 from sparse_lib.masks import shards
 
 if TYPE_CHECKING:
@@ -407,6 +407,11 @@ def _settle_assigned(module: nn.Module, name: str, param: nn.Parameter) -> None:
     mask = module._buffers.get(mask_name(name))
     if guard is None or mask is None or param is None or param.shape != mask.shape:
         return
+    if is_quantized(param):
+        raise ValueError(
+            f"{name!r} has a mask, and what takes its place is quantized ({type(param).__name__}); "
+            "call sparse_lib.finalize(model) before the model is quantized"
+        )
     if param.device == mask.device and not param.is_meta and not param.is_inference():
         if shards.is_sharded(param) == shards.is_sharded(mask):
             guard._settle(param)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sparse_lib.core.codes import is_quantized
 from sparse_lib.core.guard import MaskGuard, guards, mask_name
 from sparse_lib.core.metrics import MaskHistory, Work, dead_outputs, sparsity
 from sparse_lib.layers import Layout
@@ -269,12 +270,6 @@ def find_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
             check_parameter(full_name, param)
             if not is_quantized(param) and param.numel():
                 yield full_name, module, name
-
-
-def is_quantized(param: Tensor) -> bool:
-    """Whether a parameter's zeros are codes: of integers, or of a class that can dequantize."""
-    is_number = param.is_floating_point() or param.is_complex()
-    return not is_number or type(param).dequantize is not Tensor.dequantize
 
 
 def check_parameter(name: str, param: nn.Parameter) -> None:

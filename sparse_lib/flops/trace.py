@@ -194,8 +194,7 @@ def without_memory(model: nn.Module) -> nn.Module:
     """A copy of a model on the meta device, whose parameters keep ``requires_dense``."""
     memo: dict[int, Any] = {id(buffer): to_meta(buffer) for buffer in model.buffers()}
     for original in model.parameters():
-        empty = torch.empty_like(original, device="meta")
-        parameter = nn.Parameter(empty, requires_grad=original.requires_grad)
+        parameter = nn.Parameter(to_meta(original), requires_grad=original.requires_grad)
         parameter.requires_dense = getattr(original, "requires_dense", False)  # type: ignore[attr-defined]
         memo[id(original)] = parameter
     return copy.deepcopy(model, memo)

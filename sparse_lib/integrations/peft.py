@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from sparse_lib.core.algorithm import SparsityAlgorithm
+from sparse_lib.core.codes import is_quantized
 from sparse_lib.core.guard import guards, mask_name
-from sparse_lib.core.parameter import is_quantized
 from sparse_lib.finetune import has_zeros, keep_zeros_of
 
 #: Ways to begin an adapter that leave the base's weights as they are; peft's others do not.

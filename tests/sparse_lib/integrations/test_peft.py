@@ -204,3 +204,11 @@ def test_quantized_bases_are_refused():
         sl.keep_zeros(plain)
     with pytest.raises(ValueError, match="its weight is quantized, Coded of torch.float32"):
         keep_zeros(model)
+    plan = sl.plan(plain, {"sparsity": 0.5, "param_filter": "*weight"})
+    assert {p.name: p.sparsity for p in plan.parameters if "weight" in p.name} == {
+        "0.weight": 0.0,
+        "1.weight": 0.5,
+    }
+    sl.Static(0.5).apply(plain[1:])
+    with pytest.raises(ValueError, match="'weight' has a mask, .*finalize.* before .* quantized"):
+        plain[1].weight = Coded(torch.zeros(4, 4))
