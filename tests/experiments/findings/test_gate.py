@@ -1,11 +1,13 @@
-"""The baseline gate on runs that are written by hand."""
+"""The baseline gate on runs that are written by hand, and the results as they are committed."""
 
 import pandas as pd
 import pytest
 
-from experiments.findings import ledger
+from experiments.errors import UserError
+from experiments.findings import claim, ledger
 from experiments.findings.claim import Claim
 from experiments.findings.evidence import COLUMNS, Evidence
+from experiments.specs.read import load_study, study_names
 
 OUTCOME = {"metric": "loss", "split": "validation", "unit": "nats"}
 OUTCOME |= {"better": "lower", "noun": "loss"}
@@ -101,3 +103,20 @@ def test_scale_without_trials_says_so_and_is_no_test_of_dense():
     beside_dense = found(given, b="dense").word
     assert beside_dense.word == "no fair test"
     assert "no learning rate was tried" in beside_dense.reason
+
+
+def test_nine_results_name_what_exists_and_a_typo_is_one_sentence(tmp_path, monkeypatch):
+    assert len(claim.nine()) == 9
+    for result in (*claim.nine(), *claim.supporting()):
+        assert result.study in study_names()
+        study = load_study(result.study)
+        for comparison in result.comparisons():
+            for method in comparison.a[-1:] + comparison.b[-1:]:
+                assert method in study.methods, f"{result.name}: {method}"
+    text = (claim.NINE / "1_set.yaml").read_text().replace("better: lower", "better: less")
+    (tmp_path / "1.yaml").write_text(text)
+    monkeypatch.setattr(claim, "NINE", tmp_path)
+    claim.nine.cache_clear()
+    with pytest.raises(UserError, match="1.yaml: outcome.better"):
+        claim.nine()
+    claim.nine.cache_clear()

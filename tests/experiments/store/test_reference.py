@@ -1,14 +1,21 @@
-"""Committed records: found by run, in place of new runs, and folded in."""
+"""Committed records: found by run, in place of new runs, folded in, and trained again."""
 
+import copy
 import json
 import re
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import experiments
+from experiments.errors import UserError
 from experiments.specs.code import training_code_hash
 from experiments.specs.lookup import known_runs
-from experiments.store import parquet, paths, reference
+from experiments.specs.schema import SpecError
+from experiments.store import parquet, paths, reference, verification
+from tests.experiments.analysis import kept
 
 SMOKE = known_runs("smoke")
 FIRST, SECOND, *_ = sorted(SMOKE)
@@ -105,3 +112,113 @@ def test_a_studys_results_are_dataframes_and_what_is_not_there_is_one_sentence()
     ):
         with pytest.raises(ValueError, match=words):
             experiments.load(study, scale)
+
+
+RECORD = kept.make(seeds=1)[0]
+LOSS = 4.0
+
+
+def ending(loss=LOSS, machine="a", **changed):
+    """A ending that ends at a loss, made on a machine."""
+    made = copy.deepcopy(RECORD)
+    made["final"] = {"validation_loss": loss, "tokens_per_s": 5.0}
+    made["machine"] = {"processor": machine, "num_threads": 1}
+    made["layers"] = made["layers"] or [{"name": "w"}]
+    return made | changed
+
+
+def test_other_masks_scores_and_data_are_a_difference_and_times_none():
+    slower = ending(wall_s=99.0, cpu="another")
+    slower["curve"] = [row | {"elapsed_s": 7.0, "tokens_per_s": 1.0} for row in slower["curve"]]
+    found = verification.judge(ending(), slower)
+    assert found.verdict == "same bits" and found.is_good
+    for part, key, value in (("layers", "sparsity", 0.123), ("curve", "loss", 9.0)):
+        (other := ending())[part][0][key] = value
+        assert verification.judge(ending(), other).verdict == "differs"
+    (other := ending())["evaluation"]["scores"][0]["value"] = 77.0
+    assert "score" in verification.judge(ending(), other).why
+    other = ending(data={"name": "d", "hash": "another"})
+    assert "data hash" in verification.judge(ending(), other).why
+    new = ending(), ending(4.001, "b"), ending(9.0, "b")
+    said = "2 of 3 runs came out as recorded (1 same bits, 1 within rounding, 1 differs)"
+    assert verification.summary([verification.judge(ending(), one) for one in new]) == said
+
+
+@pytest.mark.parametrize(
+    ("loss", "machine", "seeds", "verdict"),
+    [
+        (4.003, "b", (), "within rounding"),  # 0.1% of 4 is 0.004
+        (4.005, "b", (), "differs"),
+        (4.003, "a", (), "differs"),  # the same machine gives the same bits
+        (4.25, "b", (3.9, 4.0, 4.1), "within rounding"),  # three standard deviations are 0.3
+        (4.35, "b", (3.9, 4.0, 4.1), "differs"),
+        (None, "b", (), "differs"),
+    ],
+)
+def test_another_machine_may_round_otherwise(loss, machine, seeds, verdict):
+    found = verification.judge(ending(), ending(loss, machine), seeds=seeds)
+    assert found.verdict == verdict
+    assert (found.recorded, found.new, found.metric) == (LOSS, loss, "validation_loss") or not loss
+
+
+def test_pages_say_how_often_and_where_runs_were_trained_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "REFERENCE", tmp_path)
+    monkeypatch.setattr(reference, "entries", lambda: {"x": None, "y": None})
+    assert verification.words(("x", "y")) == ""
+    found = [("x", "a", "same bits"), ("x", "b", "within rounding"), ("gone", "a", "same bits")]
+    items = [
+        verification.Verified(run, word, "loss", 1.0, 1.0, "", ("a", where))
+        for run, where, word in found
+    ]
+    verification.keep(items[:1])
+    verification.keep(items)
+    said = "1 of 2 runs, on 2 kinds of machine: as recorded"
+    assert verification.words(("x", "y")) == said
+    verification.keep([items[1]._replace(verdict="differs")])
+    assert verification.words(("x",)).endswith(": 1 differed")
+    assert {row["run"] for row in verification.kept()} == {"x"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "run,machine\nx,a\n", "run,machine,verdict\nx,a,same\n", "run,machine,verdict\nx\n"],
+)
+def test_a_damaged_file_of_verdicts_is_one_sentence(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "REFERENCE", tmp_path)
+    (tmp_path / "verified.csv").write_text(text)
+    with pytest.raises(UserError, match=r"verified\.csv is damaged: .* restore it by git checkout"):
+        verification.words(("x",))
+
+
+FOLDER = Path("results/smoke")
+FOLDERS = {
+    "data": (paths.data, paths.DATA),
+    "run": (lambda name: paths.run("smoke", name), FOLDER / "runs"),
+    "study": (lambda name: paths.study("smoke", name), FOLDER),
+    "page": (lambda name: paths.page("smoke", name), Path("reports/smoke")),
+}
+FOLDERS["computation"] = lambda name: paths.computation("smoke", name), FOLDER / "computations"
+
+
+@pytest.mark.parametrize("scale", ["", ".", "..", "../../etc", "reference", "smoke/x"])
+def test_a_scale_is_one_of_the_scales(scale):
+    for folder in (paths.scale, paths.reports):
+        with pytest.raises(SpecError, match="scale is"):
+            folder(scale)
+
+
+@pytest.mark.parametrize("name", paths.RESERVED)
+def test_a_study_takes_no_folder_of_others(name):
+    with pytest.raises(SpecError, match="folder of results"):
+        paths.study("smoke", name)
+
+
+@given(st.text(max_size=20), st.sampled_from(sorted(FOLDERS)))
+def test_any_name_is_a_direct_child_or_refused(name, kind):
+    folder, parent = FOLDERS[kind]
+    try:
+        found = folder(name)
+    except SpecError:
+        return
+    assert found.parent == parent and found.name == name
+    assert (Path("/top") / found).resolve() == Path("/top") / parent / name

@@ -1,7 +1,10 @@
-"""The data section of language models."""
+"""The data section of language models, and the sizes of GPT-2 as published."""
 
 import pytest
+import torch
+from pydantic import ValidationError
 
+from experiments.models import gpt2
 from experiments.tasks.lm import Data
 
 SIZES = {"vocab_size": 257, "context": 8}
@@ -18,3 +21,19 @@ def test_an_unknown_dataset_or_one_of_another_kind_is_refused():
         Data(name="wikipedai", **SIZES)
     with pytest.raises(ValueError, match="data.name is 'glyphs', but must be one of .*wikipedia"):
         Data(name="glyphs", **SIZES)
+
+
+@pytest.mark.parametrize(
+    ("width", "layers", "heads", "parameters"),
+    [(768, 12, 12, 124_439_808), (1024, 24, 16, 354_823_168)],
+)
+def test_sizes_of_gpt2_are_those_of_the_published_models(width, layers, heads, parameters):
+    config = gpt2.Config(hidden_size=width, num_layers=layers, num_heads=heads)
+    with torch.device("meta"):
+        model = gpt2.build(config, vocab_size=50257, context=1024, eos_id=0)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+def test_heads_must_divide_the_width():
+    with pytest.raises(ValidationError, match="hidden_size is 10; it must be a multiple of"):
+        gpt2.Config(hidden_size=10, num_layers=1, num_heads=4)

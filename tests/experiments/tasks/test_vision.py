@@ -122,6 +122,8 @@ def test_colours_are_stored_last_and_normalised():
 def test_an_epoch_shows_every_image_once_as_it_is(glyphs):
     task = vision.Task(spec(crop_padding=0), glyphs)
     batches = [task.batch(step) for step in range(47)]  # 752 images: 8 epochs of 94
+    other, _ = vision.Task(spec(seed=1, crop_padding=0), glyphs).batch(0)
+    assert not torch.equal(other, batches[0][0])
     pixels = torch.cat([batch[0] for batch in batches]).reshape(8, 94, -1)
     split = task.images.split("train")
     wanted = vision.normalise(torch.from_numpy(np.array(split.pixels)), task.meta).reshape(94, -1)

@@ -1,3 +1,5 @@
+"""Suites and their files, and language models scored by them."""
+
 import json
 import os
 import shutil
@@ -12,10 +14,11 @@ import torch
 
 from experiments.data.base import MissingData
 from experiments.errors import UserError
+from experiments.evaluation import suite as suites
 from experiments.evaluation.files import hub_digest, weights_hash
 from experiments.evaluation.lm.evaluate import evaluate
 from experiments.evaluation.lm.model import CausalLM
-from experiments.evaluation.lm.tasks.prose_pairs import prose_pairs
+from experiments.evaluation.lm.tasks.prose_pairs import prose_pairs, sentences, swap
 from experiments.evaluation.suite import FOLDER, load_suite
 from tests.experiments.data.mirrors import write_mirror
 from tests.experiments.evaluation.conftest import reseal
@@ -295,3 +298,51 @@ def test_a_model_with_another_tokenizer_reads_the_documents_in_its_own_tokens(
     again = evaluate(model_dir, data_dir, suite(perplexity="{}"), out=tmp_path)
     before, after = ([score["value"] for score in made["scores"]] for made in (own, again))
     assert after == pytest.approx(before)
+
+
+def own_files(suite: str) -> list[str]:
+    files = suites.suite_files(suites.load_suite(suite))
+    return [path.name for path in files if path.parent == suites.OWN_TASKS]
+
+
+def test_a_suite_depends_on_the_task_files_that_it_names_alone(tmp_path, monkeypatch):
+    bleu, prose = ["data_to_text.py", "data_to_text.yaml"], ["prose_pairs.py", "prose_pairs.yaml"]
+    assert own_files("quick") == ["_pairs_template", *bleu, "documents.py", *prose]
+    assert own_files("data_to_text") == [*bleu, "documents.py"]
+    assert own_files("perplexity") == own_files("vision") == []
+    metrics = [path.stem for path in suites.suite_files(suites.load_suite("perplexity"))]
+    assert sorted(metrics) == sorted(suites.Perplexity().metrics)
+    before = {path.stem: own_files(path.stem) for path in suites.FOLDER.glob("*.yaml")}
+    copy = tmp_path / "tasks"
+    shutil.copytree(suites.OWN_TASKS, copy)
+    (copy / "riddles.yaml").write_text("task: riddles\ninclude: _pairs_template\n")
+    monkeypatch.setattr(suites, "OWN_TASKS", copy)
+    assert {path.stem: own_files(path.stem) for path in suites.FOLDER.glob("*.yaml")} == before
+    own = tmp_path / "own.yaml"
+    own.write_text("tasks: [{task: riddles}]\n")
+    assert own_files(str(own)) == ["_pairs_template", "documents.py", "riddles.yaml"]
+
+
+TEXT = (
+    "A heading\n\nThe small model learns to read every long document quickly. It does not. "
+    "Numbers such as 42 are\nleft out of this rather short sentence. Returns x_1 for all of the "
+    "given weights and masks.\n\nThis sentence goes over a line\nbreak and is still one sentence."
+)
+
+
+def test_sentences_are_plain_swaps_fixed_and_pairs_of_any_order_the_same():
+    assert list(sentences([TEXT])) == [
+        "The small model learns to read every long document quickly.",
+        "This sentence goes over a line break and is still one sentence.",
+    ]
+    assert swap("The small model learns to read every long document quickly.") == (
+        "The small learns model to read every long document quickly."
+    )
+    assert swap("Torch, NumPy, SciPy, Pandas, Dask, Ray.") is None
+    assert swap("He had had Had had, Had.") is None
+    other = "Another document says that masks are updated after each of the steps."
+    pairs = prose_pairs([TEXT, other, TEXT])
+    assert pairs == prose_pairs([other, TEXT])
+    assert len(pairs) == 3
+    assert all(pair["good"] != pair["bad"] for pair in pairs)
+    assert {pair["kind"] for pair in pairs} == {"word order"}
