@@ -1,6 +1,6 @@
 """Simulated training steps of 768 sequences of 2,048 tokens on one system at peak rates: time,
-energy (its power times the time) and what bounds them. Devices that cannot hold one sequence are
-left out.
+energy (its power times the time), memory in FP16 (sparse weights as CSR) and what bounds them.
+Devices that cannot hold one sequence are left out.
 """
 
 import pandas as pd
@@ -20,6 +20,8 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
             "sparsity": rows["sparsity"],
             "seconds per step": rows["step_s"],
             "kJ per step": rows["energy_j"] / 1e3,
+            "weights, GB": rows["weight_csr_bytes"] / 1e9,
+            "activations, GB": rows["activation_bytes"] / 1e9,
             "utilisation": rows["utilisation"],
             "bound by": rows["bound_by"],
             "micro-batches": rows["num_micro_batches"],
