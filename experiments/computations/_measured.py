@@ -16,7 +16,6 @@ from experiments.computations import _dense
 from sparse_lib.configure import configure
 from sparse_lib.execution import kernels
 from sparse_lib.execution.backend import backend, compile
-from sparse_lib.execution.costs import worth_skipping
 from sparse_lib.simulation import onednn
 
 
@@ -94,7 +93,6 @@ def layer_speed(width: int, sparsities: Sequence[float], rounds: int) -> list[di
                 "speedup": statistics.median(ratios),
                 "low": ratios[len(ratios) // 4],
                 "high": ratios[-1 - len(ratios) // 4],
-                "chosen": "skip" if worth_skipping(width, width, sparsity) else "dense",
             }
         )
     return rows

@@ -18,12 +18,6 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     return tidy.computed(study.scale, "device", "speedup")
 
 
-def crossover(study: PlannedStudy) -> float:
-    """Lowest measured sparsity at which the device skips by itself."""
-    layer = tidy.computed(study.scale, "device", "layer_speed")
-    return float(layer[layer["chosen"] == "skip"]["sparsity"].min()) if len(layer) else 0.0
-
-
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel, both axes logarithmic."""
     series = dict(list(data(records, curves, study).groupby("series")))
@@ -51,12 +45,6 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
             measured["inverse_density"], measured["speedup"], yerr=errors, color="#0072B2",
             marker="D", capsize=2, label="this CPU, training step, measured",
         )  # fmt: skip
-        unused = measured[measured["sparsity"] < crossover(study)]
-        if len(unused):
-            panel.plot(
-                unused["inverse_density"], unused["speedup"], "D", color="#0072B2", mfc="white",
-                label="this CPU, where it would run dense", zorder=3,
-            )  # fmt: skip
     panel.set_xscale("log")
     panel.set_yscale("log")
     panel.set_xticks([1 / (1 - s) for s in TICKS], [f"{100 * s:g}%" for s in TICKS])
