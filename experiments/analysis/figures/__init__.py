@@ -44,6 +44,9 @@ def draw(
     module, rows = load(name), shown(name, records, study)
     with style.sheet(sheet, width=width):
         figure = module.draw(rows, curves, study)
+        if has_data(figure) and module.data(rows, curves, study).empty:
+            figure, (panel,) = style.panels(1)
+            style.say_empty(panel, f"Its file, {name}.py, selects no records.")
         style.settle(figure)
     return figure
 
