@@ -49,7 +49,14 @@ class Request:
         run = str(self.config["run"])
         self.again = [] if run == "none" else find_runs(run)
         self.scale: str = self.again[0].scale if self.again else self.config["scale"]
-        self.studies = {name: load_study(name) for name in study_names()}
+        #: Errors of studies that nothing was asked of, by their names.
+        self.broken: dict[str, SpecError] = {}
+        self.runs(self.scale)
+        asked = [self.config["study"], *(study for run in self.again for study in run.studies)]
+        for name in self.broken:
+            if name in asked or (self.config["study"] == "all" and not self.again):
+                raise self.broken[name]
+        self.studies = {name: load_study(name) for name in study_names() if name not in self.broken}
         self.reruns, unfinished = read_reruns()
         if unfinished != sorted(run.id for run in self.again):  # else the same command goes on
             for chosen in self.again:
@@ -58,7 +65,7 @@ class Request:
     @functools.cache  # noqa: B019 (one request lives as long as its process)
     def runs(self, scale: str) -> dict[str, Run]:
         """All runs of a scale by id."""
-        return all_runs(scale)
+        return all_runs(scale, broken=self.broken)
 
     def run(self, wildcards: Any) -> Run:
         """The run that a rule's wildcards ``scale`` and ``run`` name."""
@@ -81,8 +88,8 @@ class Request:
         return found
 
     def warnings(self) -> list[str]:
-        """Sentences on missing data, and on a study that has nothing at the scale."""
-        found = []
+        """Sentences on missing data, broken studies, and one that has nothing at the scale."""
+        found = [f"{name} is left out: {error}" for name, error in self.broken.items()]
         study, shown = self.config["study"], self.shown(self.scale)
         if self.again or self.config["reuse"] != "only":
             names, runs = {*shown}, self.runs(self.scale).values()

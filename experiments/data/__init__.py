@@ -40,28 +40,33 @@ MIRROR_VARIABLE = "SPARSE_MIRROR"
 
 
 @functools.cache
-def _datasets() -> dict[str, tuple[Dataset, Path]]:
-    """All entries by name, with the files that define them."""
-    found: dict[str, tuple[Dataset, Path]] = {}
+def _datasets() -> tuple[dict[str, tuple[Dataset, Path]], list[UserError]]:
+    """All entries by name, with the files that define them; and what is wrong with other files."""
+    found, broken = dict[str, tuple[Dataset, Path]](), list[UserError]()
     for path in sorted(path for folder in __path__ for path in Path(folder).glob("*.py")):
         # The tools beside them take a second to import.
         if not re.search(r"^DATASETS\b.*=", path.read_text("utf-8"), re.MULTILINE):
             continue
-        for entry in added(f"{__name__}.{path.stem}").DATASETS:
+        try:
+            module = added(f"{__name__}.{path.stem}")
+        except UserError as error:
+            broken.append(error)
+            continue
+        for entry in module.DATASETS:
             if entry.name in found:
                 raise UserError(f"dataset {entry.name!r} is defined twice.")
             found[entry.name] = entry, path
-    return found
+    return found, broken
 
 
 def file_of(name: str) -> Path:
     """Return the file that defines a registered dataset."""
-    return _datasets()[get(name).name][1]
+    return _datasets()[0][get(name).name][1]
 
 
 def names() -> list[str]:
     """Return the names of all datasets."""
-    return sorted(_datasets())
+    return sorted(_datasets()[0])
 
 
 def get(name: str, kind: str | None = None) -> Dataset:
@@ -71,10 +76,13 @@ def get(name: str, kind: str | None = None) -> Dataset:
         kind: What it must hold, "text" or "images"; None allows both.
 
     Raises:
-        ValueError: If there is none of that name and kind, or a file of the registry is broken.
+        ValueError: If there is none of that name and kind, or a file is broken that may have it.
     """
-    fitting = {n: entry for n, (entry, _) in _datasets().items() if kind in (None, entry.kind)}
+    found, broken = _datasets()
+    fitting = {n: entry for n, (entry, _) in found.items() if kind in (None, entry.kind)}
     if name not in fitting:
+        for error in broken:
+            raise error
         raise UserError(not_one_of("data.name", name, fitting, "experiments/data"))
     return fitting[name]
 

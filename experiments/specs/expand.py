@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -261,8 +262,13 @@ def study_runs(study: Study, scale: str) -> list[Run]:
     return list(runs.values())
 
 
-def all_runs(scale: str, *, folder: Path | None = None) -> dict[str, Run]:
+def all_runs(
+    scale: str, *, folder: Path | None = None, broken: dict[str, SpecError] | None = None
+) -> dict[str, Run]:
     """Runs of all studies by id; a run that two studies share trains once.
+
+    Args:
+        broken: Receives what is wrong with a study, which is left out, by its name; None raises it.
 
     Raises:
         SpecError: when a study is wrong, or one id stands for two different specs.
@@ -270,7 +276,15 @@ def all_runs(scale: str, *, folder: Path | None = None) -> dict[str, Run]:
     check_choice("scale", scale, SCALES)
     runs: dict[str, Run] = {}
     for name in study_names(folder):
-        for run in study_runs(load_study(name, folder=folder), scale):
+        try:
+            study = load_study(name, folder=folder)
+            own = study_runs(study, scale)
+        except SpecError as error:
+            if broken is None:
+                raise
+            broken[name] = error
+            continue
+        for run in own:
             known = runs.setdefault(run.id, run)
             if known is run:
                 continue
@@ -289,10 +303,11 @@ def runs_of(scale: str, study: str = "all") -> list[Run]:
 
 
 def computation_costs(scale: str) -> dict[str, float]:
-    """Expected core-seconds of the computations of all studies; each is made once."""
+    """Expected core-seconds of the computations of all sound studies; each is made once."""
     costs: dict[str, float] = {}
     for name in study_names():
-        for computation in load_study(name).computations:
-            cost = computation.cost(scale)
-            costs[computation.name] = max(cost, costs.get(computation.name, 0.0))
+        with suppress(SpecError):
+            for computation in load_study(name).computations:
+                cost = computation.cost(scale)
+                costs[computation.name] = max(cost, costs.get(computation.name, 0.0))
     return costs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from experiments import tasks
@@ -18,13 +18,19 @@ RUNS_OF = "`python -m experiments plan --scale {}`"
 
 
 def known_runs(*scales: Scale) -> dict[str, Run]:
-    """Runs of all studies by id, at these scales or all; read again when a file changes."""
-    return _known_runs(read.stamp(), scales or SCALES)
+    """Runs of all sound studies by id, at these scales or all; read again when a file changes."""
+    return _known_runs(read.stamp(), scales or SCALES)[0]
 
 
 @functools.lru_cache(maxsize=len(SCALES))
-def _known_runs(_stamp: Any, scales: tuple[Scale, ...]) -> dict[str, Run]:
-    return {name: run for scale in scales for name, run in all_runs(scale).items()}
+def _known_runs(
+    _stamp: Any, scales: tuple[Scale, ...]
+) -> tuple[dict[str, Run], dict[str, SpecError]]:
+    """The runs, and the errors of studies by the studies' names."""
+    runs, broken = dict[str, Run](), dict[str, SpecError]()
+    for scale in scales:
+        runs |= all_runs(scale, broken=broken)
+    return runs, broken
 
 
 def find_run(run_id: str) -> Run:
@@ -32,8 +38,16 @@ def find_run(run_id: str) -> Run:
     prefix = run_id.split("__")[0]
     scales: list[Scale] = [scale for scale in SCALES if scale == prefix]
     known = known_runs(*scales)
+    _raise_broken(run_id, known, *scales)
     check_choice("run", run_id, known, RUNS_OF.format(*scales, "SCALE"))
     return known[run_id]
+
+
+def _raise_broken(name: str, known: Collection[str], *scales: Scale) -> None:
+    """Raise what is wrong with a study, if none of the sound ones has the name."""
+    _, broken = _known_runs(read.stamp(), scales or SCALES)
+    for error in broken.values() if name not in known else ():
+        raise error
 
 
 def _but_for_seed(run: Run) -> tuple[Any, ...]:
@@ -87,6 +101,7 @@ def rerun_command(ids: Iterable[str]) -> str:
 def find_data(label: str) -> tuple[str, tasks.Data]:
     """Task and data of a folder of ``resources/data``, as the studies ask for it."""
     known = {run.data_label: run.spec for run in known_runs().values()}
+    _raise_broken(label, known)
     check_choice("data", label, known)
     return known[label].task, known[label].data
 

@@ -8,6 +8,7 @@ which keys beside ``like`` replace those of the same name.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,7 +72,16 @@ def load_study(name: str, *, folder: Path | None = None) -> Study:
     path = (folder or STUDIES) / f"{name}.yaml"
     if not path.is_file():
         check_study(name)
-    return _load(path, stamp(folder))
+    now = stamp(folder)
+    try:
+        return _load(path, now)
+    except SpecError:
+        with one_sentence(path):
+            likes = re.findall(r"\blike: ([\w-]+)\.", path.read_text(encoding="utf-8"))
+        for other in (path.with_name(f"{like}.yaml") for like in likes):
+            if other.is_file():
+                _load(other, now)  # what is wrong with it is told of its own file
+        raise
 
 
 @functools.cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,7 +21,7 @@ from pydantic import (
 
 from experiments import models, tasks
 from experiments.errors import UserError, not_one_of
-from experiments.specs.code import ROOT
+from experiments.specs.code import ROOT, parse
 from experiments.specs.run import Model as RunModel
 from experiments.specs.run import Transform, Treatment
 from experiments.strict import Seed, Strict
@@ -66,6 +68,12 @@ def algorithm_names() -> list[str]:
     return module_names(ROOT / "sparse_lib" / "algorithms")
 
 
+@functools.cache
+def _classes(path: Path) -> list[str]:
+    """Classes that a file defines."""
+    return [node.name for node in parse(path).body if isinstance(node, ast.ClassDef)]
+
+
 class Start(Strict):
     """The method whose final weights a second phase starts from: same seed, same model."""
 
@@ -89,7 +97,14 @@ class Method(Treatment, Strict):
     def known_algorithm(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
         """The algorithm must be a file of ``sparse_lib/algorithms``."""
         if value is not None:
-            check_choice("sparsity.algorithm", value.get("algorithm"), algorithm_names())
+            name = value.get("algorithm")
+            check_choice("sparsity.algorithm", name, algorithm_names())
+            classes = _classes(ROOT / "sparse_lib" / "algorithms" / f"{name}.py")
+            if name not in map(str.lower, classes):
+                raise UserError(
+                    f"sparsity.algorithm is {name!r}, but sparse_lib/algorithms/{name}.py defines "
+                    f"{', '.join(classes) or 'no class'}; a file has its class's name in lower case"
+                )
         return value
 
 

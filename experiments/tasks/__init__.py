@@ -22,6 +22,7 @@ import hashlib
 import math
 import pkgutil
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -314,8 +315,12 @@ def names() -> list[str]:
 
 
 def units() -> list[str]:
-    """Units that the tasks on disk count, each once."""
-    return list(dict.fromkeys(get(name).Task.unit for name in names()))
+    """Units that the sound tasks on disk count, each once."""
+    found: dict[str, None] = {}
+    for name in names():
+        with suppress(UserError):
+            found[get(name).Task.unit] = None
+    return list(found)
 
 
 def get(name: str) -> ModuleType:

@@ -188,15 +188,21 @@ def test_a_command_line_is_read_with_defaults_and_says_how_runs_are_computed():
     assert plain.memory_mb(wildcards) > cost.BASE_MB
 
 
-def test_a_broken_study_is_one_sentence_that_names_its_file(monkeypatch, tmp_path):
+def test_a_broken_study_blocks_itself_alone(monkeypatch, tmp_path):
+    """Studies that take methods from it are left out too; each sentence names the wrong file."""
     studies = tmp_path / "studies"
     shutil.copytree(read.STUDIES, studies)
-    file = studies / "erk.yaml"
+    file = studies / f"{STUDY}.yaml"
     file.write_text(file.read_text().replace("\nmethods:", "\nmethodz:"))
     monkeypatch.setattr(read, "STUDIES", studies)
-    for asked in ({}, {"study": "spdf"}):
-        with pytest.raises(SpecError, match="^erk.yaml: unknown key methodz"):
-            ask(**asked)
+    with pytest.raises(SpecError, match=f"^{STUDY}.yaml: unknown key methodz"):
+        ask()
+    asked = ask(study="spdf")
+    said = [text for text in asked.warnings() if text.startswith(f"{STUDY} is left out: ")]
+    assert len(said) == 1 and f"{STUDY}.yaml: unknown key methodz" in said[0]
+    assert STUDY not in asked.studies and asked.pages("smoke")
+    with pytest.raises(SpecError, match=f"^{STUDY}.yaml: unknown key methodz"):
+        ask(study="sparsity_library_tuning")  # it takes methods from the broken one
 
 
 def test_jobs_run_this_code_where_the_folder_has_a_package_of_its_name(monkeypatch, tmp_path):

@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from experiments.cli.inspect import check_runs
-from experiments.specs import read
+from experiments.specs import code as closure
+from experiments.specs import read, schema
 from experiments.specs.expand import all_runs, load_single
 from experiments.specs.read import load_study
 from experiments.specs.run import Run
@@ -90,6 +91,21 @@ def test_a_mistake_is_one_sentence(write, change, words):
     message = error_of(write(change))
     for word in words:
         assert word in message
+
+
+def test_an_algorithms_file_has_the_name_of_its_class(tmp_path, monkeypatch):
+    folder = tmp_path / "sparse_lib" / "algorithms"
+    folder.mkdir(parents=True)
+    (folder / "row_fair.py").write_text("class RowFair:\n    pass\n")
+    (folder / "broken.py").write_text("class Broken(\n")
+    monkeypatch.setattr(schema, "ROOT", tmp_path)
+    monkeypatch.setattr(closure, "ROOT", tmp_path)
+    for name, words in (
+        ("row_fair", "row_fair.py defines RowFair"),
+        ("broken", "broken.py, line 1: not valid Python"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            schema.Method(recipe="r", sparsity={"algorithm": name})
 
 
 def test_a_vocabulary_that_no_tokenizer_can_be_trained_to_is_one_sentence(write):
