@@ -50,10 +50,8 @@ def written(path, text):
     """The file with that text; afterwards as before."""
     before = path.read_bytes() if path.exists() else None
     path.write_text(text)
-    try:
-        yield path
-    finally:
-        path.unlink() if before is None else path.write_bytes(before)
+    yield path
+    path.unlink() if before is None else path.write_bytes(before)
 
 
 @contextmanager
@@ -178,6 +176,8 @@ BROKEN = """
 from experiments import data, models, tasks
 from experiments.analysis import figures
 from experiments.errors import UserError
+assert "glyphs" in data.names() and data.get("glyphs").name == "glyphs"
+assert tasks.units() == ["tokens", "images"]
 for find in (data.get, models.get, figures.load, tasks.get):
     try:
         find("broken")
