@@ -50,8 +50,10 @@ def written(path, text):
     """The file with that text; afterwards as before."""
     before = path.read_bytes() if path.exists() else None
     path.write_text(text)
-    yield path
-    path.unlink() if before is None else path.write_bytes(before)
+    try:
+        yield path
+    finally:
+        path.unlink() if before is None else path.write_bytes(before)
 
 
 @contextmanager
