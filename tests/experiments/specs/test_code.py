@@ -86,7 +86,7 @@ UNUSED = [
     "experiments/evaluation/suites/data_to_text_validation.yaml", "experiments/studies/device.yaml",
 ]  # fmt: skip
 ONLY = {
-    "experiments/analysis/figures/loss_curves.py": {"figures loss_curves"},
+    "experiments/analysis/figures/tuning.py": {"figures tuning"},
     "experiments/analysis/tables/perplexity.py": {"tables perplexity"},
     "experiments/report/templates/index.md.j2": {"page"},
     "experiments/findings/nine/1_set.yaml": {"page"},
