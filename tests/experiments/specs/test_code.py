@@ -86,7 +86,7 @@ UNUSED = [
     "experiments/evaluation/suites/data_to_text_validation.yaml", "experiments/studies/device.yaml",
 ]  # fmt: skip
 ONLY = {
-    "experiments/analysis/figures/tuning.py": {"figures tuning"},
+    "experiments/analysis/figures/spdf_by_sparsity.py": {"figures spdf_by_sparsity"},
     "experiments/analysis/tables/perplexity.py": {"tables perplexity"},
     "experiments/report/templates/index.md.j2": {"page"},
     "experiments/findings/nine/1_set.yaml": {"page"},
