@@ -1,15 +1,21 @@
-"""Every figure and table is drawn from full, partial and empty records."""
+"""Every figure and table from full, partial and empty records; names and looks; `device`'s own."""
 
 import math
 
+import matplotlib
+import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
 
 from experiments.analysis import figures, style, tables
 from experiments.analysis.figures import ift_transforms
+from experiments.analysis.methods import Methods
 from experiments.errors import UserError
+from experiments.specs.lookup import planned_study
 from experiments.specs.planned import NO_STUDY
+from experiments.specs.run import Transform
+from experiments.specs.schema import Method, Start
 from experiments.store import tidy
 from experiments.store.collect import curves_table, records_table
 from sparse_lib import ift
@@ -140,3 +146,125 @@ def test_every_drawn_transform_keeps_the_multiply_adds(tmp_path):
     assert rows.loc["doped", "inputs"].iloc[1] == ift.doped_rank(8, 8, s)
     assert rows.loc["doped", "sparsity"].tolist() == [s, 0, 0]
     assert (tmp_path / "f.svg").read_text().count("Sparse-Doped") == 1
+
+
+@pytest.fixture(scope="module")
+def frames():
+    return kept.frames(kept.make(seeds=2), name="device")
+
+
+def draw(name, frames):
+    with style.sheet():
+        return figures.load(name).draw(*frames)
+
+
+def words(figure):
+    """Everything that is written in a figure."""
+    texts = [axes.get_title(loc="left") for axes in figure.axes]
+    legends = [axes.get_legend() for axes in figure.axes] + figure.legends
+    texts += [text.get_text() for legend in legends if legend for text in legend.get_texts()]
+    return " ".join(texts + [axes.get_xlabel() for axes in figure.axes])
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("device_speedup", ["measured", "published", "simulated", "ideal"]),
+        ("gpt_step", ["measured step", "estimate"]),
+    ],
+)
+def test_what_is_measured_and_what_is_simulated_is_written_on_the_figure(name, labels, frames):
+    assert all(label in words(draw(name, frames)) for label in labels)
+
+
+def test_what_is_simulated_passes_near_what_is_published(frames):
+    rows = figures.load("device_speedup").data(*frames)
+    ours = rows[rows["series"] == "simulated"].sort_values("sparsity")
+    theirs = rows[rows["series"] == "published"]
+    assert len(theirs) == 10 and theirs["sparsity"].max() == pytest.approx(0.9)
+    at = 1 / np.interp(theirs["sparsity"], ours["sparsity"], 1 / ours["speedup"])
+    assert at == pytest.approx(theirs["speedup"], rel=0.015)
+    beyond = ours["sparsity"] > 0.9
+    assert ours["label"].str.contains("extrapolated").eq(beyond).all()
+    table = tables.load("layer_speed").make(*frames).set_index("sparsity")
+    assert table.loc[0.9, "CS-2, published"] == 8.36
+    assert table.loc[0.9, "CS-2, simulated"] == pytest.approx(1 / (0.1 + 0.9 * 0.02078), rel=1e-3)
+    assert table.loc[0.9, "this CPU, measured"] > 0
+    table = tables.load("whole_model_speedup").make(*frames)
+    row = table[(table["model"] == "GPT-3 XL") & (table["sparsity"] == 0.75)].iloc[0]
+    assert row["ratio of FLOPs"] == pytest.approx(2.49, abs=0.01)
+    assert row["ratio of FLOPs (published)"] == "2.48 to 2.49"
+    assert row["ratio of FLOPs"] > row["speed-up, computing alone (simulated)"] > 1
+
+
+def test_without_kernels_the_rest_is_still_drawn(monkeypatch, frames):
+    kept = {
+        "layer_speed": lambda rows: rows[:0],
+        "speedup": lambda rows: rows[rows["series"] != "measured"],
+        "amdahl": lambda rows: rows[:1],
+    }
+    read = tidy.computed
+
+    def computed(scale, name, table):
+        return kept.get(table, lambda rows: rows)(read(scale, name, table))
+
+    monkeypatch.setattr(tidy, "computed", computed)
+    for name in ("device_speedup", "gpt_step"):
+        draw(name, frames)
+
+
+def looks_of(**own):
+    """How the methods of a study with these sections look."""
+    methods = {
+        key: Method.model_construct(**{"recipe": "all", "final_sparsity": 0.8, **settings})
+        for key, settings in own.items()
+    }
+    return Methods(NO_STUDY.model_copy(update={"methods": methods}))
+
+
+def masks(algorithm, **settings):
+    return {"sparsity": {"algorithm": algorithm}, **settings}
+
+
+def test_names_and_looks_follow_the_facts_of_a_study():
+    looks = looks_of(**{f"new-{i}": masks("new", final_sparsity=0.8) for i in range(12)})
+    assert len({looks[f"new-{i}"].color for i in range(12)}) == 12
+    assert looks["new-0"].name == "new"  # the first of an algorithm has its name
+    assert looks["new-1"].name == "new-1"
+    second = {"final_sparsity": 0.0, "starts_from": Start(method="first")}
+    looks = looks_of(first=masks("static", final_sparsity=0.75), second=second)
+    assert looks.phases("second") == (0.75, "dense") and looks.phases("first") is None
+    kast, rigl = masks("topkast", label="Top-KAST"), masks("rigl")
+    wide = {**rigl, "transform": Transform(family="wide", sparsity=0.8)}
+    high = {"final_sparsity": 0.9}
+    sections = {"kast": kast, "kast90": kast | high, "fast": rigl, "fast90": rigl | high}
+    looks = looks_of(**sections, again=rigl, wide=wide)
+    assert looks["kast"].name == looks["kast90"].name == "Top-KAST"
+    assert looks["kast"].color == looks["kast90"].color
+    assert looks.treatment("kast90", 0.9) == "Top-KAST 90%"
+    assert looks["fast90"].name == "RigL" and looks.line("fast90") == "fast"
+    assert looks["again"].name == "again" and looks["again"].color != looks["fast"].color
+    assert looks["wide"].name == "Sparse-Wide RigL"
+    assert looks["never-heard-of"].name == "never-heard-of"
+    looks = Methods(planned_study("sparsity_library", "small"))
+    names = {"dense-control": "Dense, same steps", "set-retuned": "SET, retuned", "rigl95": "RigL"}
+    assert {key: looks[key].name for key in names} == names
+    assert looks["set-retuned"].color == looks["set"].color and looks["set-retuned"].marker == "*"
+    assert looks["rigl95"].color == "#0072B2"
+    looks = Methods(planned_study("spdf", "small"))
+    assert looks.treatment("dense-dense", 0) == "Dense fine-tuned"
+    assert looks.treatment("spdf-75", 0) == "SPDF 75%"
+    assert looks.treatment("sparse-75", 0.75) == "Sparse fine-tuned 75%"
+
+
+def test_every_mean_line_has_markers():
+    frames = kept.frames(kept.make(seeds=2))
+    looks = Methods(frames[2])
+    colors = {looks[method].color for method in kept.METHODS}
+    for name in ("loss_curves", "churn_itop", "schedules", "granet_vs_rigl"):
+        with style.sheet(), matplotlib.rc_context({"figure.constrained_layout.use": False}):
+            figure = figures.load(name).draw(*frames)
+        for line in (line for axes in figure.axes for line in axes.lines):
+            is_mean = line.get_color() in colors and line.get_alpha() is None
+            if is_mean and len(line.get_xdata()) > 2:
+                assert line.get_marker() not in ("None", None), name
