@@ -53,7 +53,8 @@ def gather(pieces: dict[str, str], folder: Path) -> None:
         archive.extractall(folder)
     whole.unlink()
     for wheel in sorted((folder / "wheels").glob("*.whl")):
-        zipfile.ZipFile(wheel).extractall(folder / "site")
+        # dill, in `datasets`, takes modules elsewhere for a person's own and pickles them whole.
+        zipfile.ZipFile(wheel).extractall(folder / "site-packages")
     (folder / "unpacked").touch()
 
 
@@ -80,7 +81,7 @@ def main() -> None:
     folder = chosen.to.resolve()
     if not (folder / "unpacked").exists():
         gather(facts["pieces"], folder)
-    places = [str(folder), str(folder / "site"), os.environ.get("PYTHONPATH", "")]
+    places = [str(folder), str(folder / "site-packages"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places)),
                    "HF_HUB_OFFLINE": "1"}  # fmt: skip
 
