@@ -95,6 +95,7 @@ def test_collect_says_which_records_are_committed(place, call):
         (["check", "--device", "cuda:77"], ["device is 'cuda:77'", "sees"]),
         (["train", "--run", "RUN", "--threads", "0"], ["threads"]),
         (["train", "--run", "smoke__nothing"], ["run is 'smoke__nothing'"]),
+        (["verify", "--scale", "quick", "--json", "/dev/null/x"], ["/dev/null"]),  # trains nothing
         (["compute", "flop"], ["computation is 'flop'", "did you mean 'flops'"]),
         (["index", "--scale", "paper"], ["no pages yet"]),
         (["publish", "--scale", "paper"], ["has no report"]),
