@@ -35,9 +35,9 @@ def explained(error: BaseException) -> bool:
         return True
     if not isinstance(error, OSError):
         return False
-    return bool(
-        error.filename or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-    )
+    # Without a number, a library says it in words.
+    told = (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+    return bool(error.filename or error.errno in told)
 
 
 def sentence(error: BaseException) -> str:

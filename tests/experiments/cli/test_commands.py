@@ -230,6 +230,7 @@ def test_a_process_says_its_sentence_and_exits_with_one(place):
 @pytest.mark.parametrize(
     ("error", "shows"),
     [(UserError("suite is wrong"), False), (OSError(28, "No space left"), False),
+     (OSError("f cannot be written: no room"), False),
      (ZeroDivisionError("a bug"), True), (ValueError("a bug"), True)],
 )  # fmt: skip
 def test_a_bug_in_scoring_shows_and_costs_no_trained_model(place, call, monkeypatch, error, shows):
