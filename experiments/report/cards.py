@@ -110,9 +110,13 @@ def agrees(found: Finding) -> tuple[str, str]:
     name, size, sides = found.word.word, found.word.size, _sides(found)
     if name == SAME and sides["worse"] and sides.total() > 2:
         return "in part", f"worse at {sides['worse']} of {sides.total()} other settings"
+    if name == SAME and size == "smaller":
+        return "yes", f"the direction, {found.ratio[0]:.1f} of the size"
     if name == SAME and size:
-        of = f"{found.ratio[0]:.1f} of the size" if size == "smaller" else "direction and size"
-        return "yes", f"the direction, {of}" if size == "smaller" else of
+        ends = [max(e.low / found.target, e.high / found.target) for _, e in found.trend]
+        less = sum(end < 0.5 for end in ends)
+        elsewhere = f"; clearly less than half of it at {less} of {len(ends)} other settings"
+        return "yes", "direction and size" + elsewhere * bool(less)
     if name == SMALLER and found.is_cost and found.claim.outcome is not None:
         return (
             "yes",
@@ -129,14 +133,9 @@ def agrees(found: Finding) -> tuple[str, str]:
 
 
 def short_word(found: Finding) -> str:
-    """Whether ours agrees with the source, for a cell: the card has the verdict."""
+    """Whether ours agrees with the source, in words."""
     answer, kind = agrees(found)
-    text = f"**{answer}**" + f": {kind}" * bool(kind)
-    if found.word.size in ("as large", "larger"):
-        ends = [max(e.low / found.target, e.high / found.target) for _, e in found.trend]
-        if less := sum(end < 0.5 for end in ends):
-            text += f"; clearly less than half of it at {less} of {len(ends)} other settings"
-    return text
+    return f"**{answer}**" + f": {kind}" * bool(kind)
 
 
 def _sides(found: Finding) -> Counter[str]:
@@ -157,9 +156,8 @@ def trend(found: Finding) -> str:
     for label, e in found.trend:
         gain, is_points = outcome.sign * e.effect, outcome.unit == "points"
         size = f"{abs(gain):.1f} points" if is_points else f"{100 * abs(gain / e.means[1]):.1f}%"
-        side = "better" if gain > 0 else "worse"
-        level = ", zero inside" if not e.low * e.high > 0 else ""
-        told.append(f"{label}: {size} {side}{level}")
+        side = f"{size} {'better' if gain > 0 else 'worse'}"
+        told.append(f"{label}: {side if e.low * e.high > 0 else f'level ({side})'}")
     if len(told) < 3:
         return "; ".join(told)
     sides = _sides(found)
@@ -174,11 +172,11 @@ def row(number: int, found: Finding, evidence: Evidence) -> list[str]:
     return [
         f"{number}. [{found.claim.title}](#{found.claim.name})",
         published(found) + theirs,
-        ours(found) + mine + at,
+        (few_shot(evidence) if found.claim.name == "few-shot" else ours(found)) + mine + at,
         short_word(found),
+        trend(found),
         _filled(found.claim.card.sizes, facts(found, evidence)) or "–",
         "arithmetic" if found.claim.check is not None else found.gate.notes or "–",
-        trend(found),
     ]
 
 
@@ -315,19 +313,20 @@ def table3(found: Finding, evidence: Evidence) -> str:
     return table([*head, "P(better than Static)", "FLOPs of dense", "seeds"], lines)
 
 
-def chance(evidence: Evidence) -> str:
-    """One sentence on the few-shot scores."""
+def few_shot(evidence: Evidence, *, whole: bool = False) -> str:
+    """The few-shot scores in a cell, or by method in a sentence."""
     scores = evidence.scores[evidence.scores["metric"] == "leaderboard_mean"]
     rows = scores.merge(evidence.runs, on="run")
     if rows.empty:
-        return "No few-shot score was measured at this scale."
-    level = 100 * rows["chance"].mean()
+        return "No few-shot score was measured at this scale." if whole else "–"
+    level, noise = 100 * rows["chance"].mean(), 100 * rows["stderr"].mean()
     means = 100 * rows.groupby("algorithm")["value"].mean()
+    if not whole:
+        return f"{means.min():.1f} to {means.max():.1f}% for all methods, chance {level:.1f}%"
     parts = ", ".join(f"{algorithm_name(name)} {value:.1f}%" for name, value in means.items())
-    noise = 100 * rows["stderr"].mean()
     return (
-        f"Chance is {level:.1f}%, the standard error of a run {noise:.1f} points, "
-        f"which more seeds do not lower, since all answer the same questions: {parts}."
+        f"Chance is {level:.1f}%, the standard error of a run {noise:.1f} points, which more seeds do "
+        f"not lower, since all answer the same questions: {parts}."
     )
 
 
@@ -337,7 +336,7 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
     known = facts(found, evidence)
     body = [table3(found, evidence)] if shown.table3 else []
     if claim.name == "few-shot":
-        body.append(chance(evidence))
+        body.append(few_shot(evidence, whole=True))
     unit = claim.outcome.unit if claim.outcome else ""
     if found.trend and claim.outcome is not None:
         head = ["where", f"effect ({claim.outcome.better} is better)", "P(better)", "seeds"]
@@ -347,7 +346,9 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
         ]
         body.append(table(head, lines))
     if found.unseen is not None:
-        body.append(f"Fresh seeds alone: {effect(found.unseen, unit)}, {found.unseen_word}.")
+        count = found.unseen.seeds[0]
+        alone = f"{effect(found.unseen, unit)}, {found.unseen_word}"
+        body.append(f"The {count} seeds trained after registration, alone: {alone}.")
     return {
         "name": claim.name,
         "title": claim.title,
@@ -360,7 +361,6 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
         "published": published(found),
         "ours": ours(found),
         "agrees": short_word(found),
-        "word": word(found),
         "reason": "" if found.word.word == NO_TEST or claim.check else found.word.reason,
         "better": f"{found.estimate.better:.2f}" if found.is_fair and found.estimate else "",
         "badge": _badge(found),

@@ -53,7 +53,7 @@ def _ratios(axes: Axes, findings: Sequence[Finding]) -> None:
     _rows(axes, [found.claim.title for found in reversed(findings)])
     axes.set_xlim(*RANGE)
     axes.set_xticks([-1, 0, 0.5, 1, 2, 3, 4], ["-1", "0", "0.5", "1", "2", "3", "4"])
-    axes.set_xlabel("0: no effect, 1: as large as published")
+    axes.set_xlabel("0: no effect, 1: as large as published (shaded: half to twice)")
     axes.axvline(0, color=INK, lw=0.8)
     axes.set_title("Ours as multiples of published")
 
@@ -82,7 +82,7 @@ def _forest(axes: Axes, pooled: Mapping[tuple[str, str], Pooled]) -> None:
     _rows(axes, names)
     axes.axvline(0, color=INK, lw=0.8)
     axes.set_xlabel("reduction of loss, % (right is better)")
-    axes.set_title("Pooled over workloads (ticks), all settings")
+    axes.set_title("Pooled over all workloads (ticks), more than in the table")
 
 
 def _bar(

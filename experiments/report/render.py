@@ -269,7 +269,7 @@ def render_index(
 def _nine(nine: Sequence[Finding], kept: pd.DataFrame | None, evidence: Evidence) -> str:
     """The table of nine rows; beside a committed reference, with yours and whether they agree."""
     head = ["result", "published", "here, 95% interval", "agrees?"]
-    head += ["weights and data, here / source", "learning rates", "elsewhere"]
+    head += ["at other settings", "weights and data, here / source", "learning rates"]
     rows = [cards.row(number, found, evidence) for number, found in enumerate(nine, 1)]
     if kept is not None:
         head[2:3] = ["reference", "yours, 95% interval", "as the reference?"]
