@@ -325,8 +325,8 @@ def few_shot(evidence: Evidence, *, whole: bool = False) -> str:
         return f"{means.min():.1f} to {means.max():.1f}% for all methods, chance {level:.1f}%"
     parts = ", ".join(f"{algorithm_name(name)} {value:.1f}%" for name, value in means.items())
     return (
-        f"Chance is {level:.1f}%, the standard error of a run {noise:.1f} points, which more seeds do "
-        f"not lower, since all answer the same questions: {parts}."
+        f"Chance is {level:.1f}%, the standard error of a run {noise:.1f} points, which more seeds "
+        f"do not lower, since all answer the same questions: {parts}."
     )
 
 
