@@ -9,12 +9,12 @@ from __future__ import annotations
 import difflib
 import importlib
 import numbers
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from sparse_lib.checks import SettingError, about_number, closest
 from sparse_lib.core.algorithm import SparsityAlgorithm
-from sparse_lib.core.group import Group
+from sparse_lib.core.group import Filter, Group
 from sparse_lib.core.registry import algorithm_classes, constructor_keys, lacking_methods
 from sparse_lib.layers import default_filter
 from sparse_lib.schedules import HyperParameterSchedule
@@ -62,27 +62,40 @@ def configure(config: Any) -> Group | None:
     config = _unwrap(config)
     if config is None or isinstance(config, Group):
         return config
+    members = list(_members(config))
+    return Group(members)
+
+
+def _members(config: Any) -> Iterator[tuple[Filter, SparsityAlgorithm]]:
+    """The filters and algorithms that an unwrapped config describes."""
     if isinstance(config, SparsityAlgorithm):
-        return Group([(default_filter, config)])
-    if isinstance(config, numbers.Real) and not isinstance(config, bool):
-        config = {"sparsity": config}
-    is_list = isinstance(config, (list, tuple)) and len(config) > 0
-    if not (is_list or isinstance(config, Mapping)):
+        yield default_filter, config
+    elif isinstance(config, numbers.Real) and not isinstance(config, bool):
+        yield from _members({"sparsity": config})
+    elif isinstance(config, (list, tuple)) and config:
+        for entry in config:
+            if not isinstance(entry, Mapping):
+                raise SettingError(f"a list of sparsity configs must hold dicts, not {entry!r}")
+            if (inner := _unwrap(entry)) is None:
+                raise SettingError(
+                    f"{entry!r}, in a list of sparsity configs, describes no algorithm"
+                )
+            yield from _members(inner)
+    elif isinstance(config, Mapping):
+        for key in config:
+            if not isinstance(key, str):
+                raise SettingError(f"keys of a sparsity config must be strings, not {key!r}")
+        plain: list[Mapping[str, Any]] = [config]
+        for dialect in DIALECTS:  # of which each makes one dict, or several
+            plain = [made for one in plain for made in dialect.translate(one)]
+        for one in plain:
+            param_filter = one.get("param_filter")
+            yield default_filter if param_filter is None else param_filter, make_algorithm(one)
+    else:
         raise SettingError(
             "a sparsity config must be a number, a dict or a list of dicts, not "
             f"{config!r}{about_number(config)}"
         )
-    group = Group()
-    for entry in config if is_list else [config]:
-        if not isinstance(entry, Mapping):
-            raise SettingError(f"a list of sparsity configs must hold dicts, not {entry!r}")
-        if isinstance(inner := _unwrap(entry), Mapping):
-            _add(group, inner)
-        elif (made := configure(inner)) is not None:
-            group.extend(made)
-        else:
-            raise SettingError(f"{entry!r}, in a list of sparsity configs, describes no algorithm")
-    return group
 
 
 def _unwrap(config: Any) -> Any:
@@ -126,19 +139,6 @@ def _is_config(value: Any) -> bool:
         kind = value.get("type")
         return not (isinstance(kind, str) and kind.lower() in HyperParameterSchedule.registry)
     return isinstance(value, (list, tuple)) and any(isinstance(v, Mapping) for v in value)
-
-
-def _add(group: Group, config: Mapping[str, Any]) -> None:
-    """Add the algorithm of one dict, or the several that a dialect makes of it."""
-    for key in config:
-        if not isinstance(key, str):
-            raise SettingError(f"keys of a sparsity config must be strings, not {key!r}")
-    configs: list[Mapping[str, Any]] = [config]
-    for dialect in DIALECTS:
-        configs = [plain for one in configs for plain in dialect.translate(one)]
-    for plain in configs:
-        param_filter = plain.get("param_filter")
-        group.add(default_filter if param_filter is None else param_filter, make_algorithm(plain))
 
 
 def make_algorithm(config: Mapping[str, Any]) -> SparsityAlgorithm:

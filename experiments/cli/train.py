@@ -83,7 +83,7 @@ def train(
     if score:
         scoring.quiet_and_offline()
     from experiments.training import loop as training
-    from experiments.training.process import say
+    from experiments.training.trainer import say
 
     folder, state_dir = paths.run(chosen.scale, chosen.id), paths.state(chosen.id, chosen.spec_hash)
     try:
@@ -119,7 +119,7 @@ def score_run(run: Run, mirror: Path | None, log: Path | None) -> None:
     The result goes to the evaluation's cache only. Whatever fails, the trained model stands, and
     `evaluate` fails by the same: a bug shows its traceback here and there.
     """
-    from experiments.training.process import say
+    from experiments.training.trainer import say
 
     folder = paths.run(run.scale, run.id)
     try:

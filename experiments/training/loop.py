@@ -1,14 +1,17 @@
-"""The training loop of all tasks: when it logs, validates and saves; one lock per run."""
+"""The training loop of all tasks: when it logs, validates and saves; its signals and its lock."""
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from experiments import data, machine
 from experiments.errors import CannotWrite, UserError, reason
@@ -16,9 +19,8 @@ from experiments.specs.run import RunSpec
 from experiments.store.io import read_cache
 from experiments.store.machine import key as machine_key
 from experiments.training import summary
-from experiments.training.process import Interrupted, locked, stop_signals
 from experiments.training.state import Saved
-from experiments.training.trainer import Trainer
+from experiments.training.trainer import Trainer, say
 
 
 def _seconds(variable: str, default: str) -> float:
@@ -35,6 +37,58 @@ SAVE_EVERY_S = _seconds("SPARSE_SAVE_EVERY_S", "15")
 SAVE_SHARE = 0.05
 STATUS_EVERY_S = 5.0
 NUM_LOG_ROWS = 120
+
+
+class Interrupted(SystemExit):
+    """Raised between two steps after a signal; the state has been saved."""
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM in a list instead of dying in the middle of a step."""
+    received: list[int] = []
+    old = {
+        number: signal.signal(number, lambda number, _frame: received.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield received
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def locked(
+    name: str, state_dir: Path, received: list[int], log: Path | None, held: ExitStack
+) -> bool:
+    """Take the lock of a run until ``held`` closes; whether it was free at once.
+
+    Args:
+        received: signals, of which any ends the wait.
+        held: what the lock is released with.
+
+    Raises:
+        Interrupted: after a signal.
+    """
+    try:
+        state_dir.parent.mkdir(parents=True, exist_ok=True)
+        state_dir.with_name(f"{state_dir.name}.lock").touch()
+    except OSError as error:
+        raise CannotWrite(f"{state_dir.parent} cannot be written: {error.strerror}") from None
+    lock = FileLock(state_dir.with_name(f"{state_dir.name}.lock"))
+    waited = False
+    while True:
+        try:
+            lock.acquire(timeout=0.5)
+            break
+        except Timeout:
+            if received:
+                raise Interrupted(128 + received[0]) from None
+            if not waited:
+                say(f"{name}  another trainer has this run; waiting for it", log)
+            waited = True
+    held.callback(lock.release)
+    return not waited
 
 
 @contextmanager

@@ -23,8 +23,7 @@ from experiments.specs.schema import SpecError, check_choice
 from experiments.store import paths
 from experiments.store.io import read_cache, write_json
 from experiments.training import loop as training
-from experiments.training.process import say
-from experiments.training.trainer import Trainer
+from experiments.training.trainer import Trainer, say
 from sparse_lib.checkpoint import export_safetensors
 from sparse_lib.configure import configure
 from sparse_lib.core.unreached import unreached

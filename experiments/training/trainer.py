@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from experiments.errors import Diverged, refusals
 from experiments.models import _transform
 from experiments.specs.run import RunSpec
 from experiments.store.machine import key as machine_key
-from experiments.training import ranking, weights
+from experiments.training import weights
 from experiments.training.device import (
     Batches,
     allow,
@@ -24,7 +25,6 @@ from experiments.training.device import (
     resolve,
     skipping_runner,
 )
-from experiments.training.process import say
 from experiments.training.state import generators, kept_state, set_generators
 from sparse_lib import ift
 from sparse_lib.checkpoint import masks_of
@@ -34,6 +34,21 @@ from sparse_lib.masks.init import SCORED
 
 #: The code generator of `torch.compile`.
 COMPILE_BACKEND = "inductor"
+
+
+def say(line: str, log: Path | None) -> None:
+    """Print a line and append it to the log.
+
+    Neither a closed terminal nor a full disk may end a training.
+    """
+    if log is not None:
+        try:
+            with log.open("a") as stream:
+                stream.write(line + "\n")
+        except OSError as error:
+            line += f"  (the log {log} cannot be written: {error.strerror})"
+    with suppress(OSError):
+        print(line, flush=True)
 
 
 @dataclass
@@ -87,10 +102,18 @@ class Trainer:
         allow(self.precision)
         self.task = tasks.get(spec.task).Task(spec, data_dir)
         self.batches = Batches(self.task.batch, device=self.device)
+        self.model, masks = self.task.build_model(), None
         self.transform: dict[str, Any] | None = None
-        self.model, masks = self.build_model()
+        if spec.transform is not None:
+            self.dense_config = self.model.config.to_dict()
+            dense_step = self.task.flops(self.model).training_step()
+            arguments = {**spec.transform.to_json(), **self.task.input_size}
+            with refusals(f"the transform of {spec.id}"):
+                self.model, masks, report = ift.transform(self.model, **arguments)
+            self.transform = {**report.summary(), "dense_step": dense_step}
         self.flops = self.task.flops(self.model)
         self.model = self.model.to(self.device)
+        config = spec.mask_config(masks)
         continues = spec.starts_from is not None and spec.starts_from.step is not None
         self.first_weights: str | None = None
         if first is not None and not continues:
@@ -98,9 +121,8 @@ class Trainer:
         self.sparsity: Group | None = None
         if spec.sparsity is not None:
             with refusals(f"the sparsity of {spec.id}"):
-                config = spec.mask_config(masks)
                 if isinstance(config, dict) and config.get("init_method") in SCORED:
-                    ranking.rank_weights(self.model, config, self.task, self.device)
+                    weights.rank_weights(self.model, config, self.task, self.device)
                 self.sparsity = configure(config)
                 assert self.sparsity is not None
                 self.sparsity.apply(self.model)
@@ -118,18 +140,6 @@ class Trainer:
             state, self.first_weights = kept_state(first, spec, self.task.data["hash"])
             self.restore(state)
             self.borrowed_s = self.progress.elapsed_s
-
-    def build_model(self) -> tuple[torch.nn.Module, dict[str, Any] | None]:
-        """The model with fresh weights, and what its transformation says of masks."""
-        model, masks, transform = self.task.build_model(), None, self.spec.transform
-        if transform is not None:
-            self.dense_config = model.config.to_dict()
-            dense_step = self.task.flops(model).training_step()
-            arguments = {**transform.to_json(), **self.task.input_size}
-            with refusals(f"the transform of {self.spec.id}"):
-                model, masks, report = ift.transform(model, **arguments)
-            self.transform = {**report.summary(), "dense_step": dense_step}
-        return model, masks
 
     def can_skip(self) -> bool:
         """Whether masked layers can skip their masked work: on a CPU."""

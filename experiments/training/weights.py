@@ -1,7 +1,8 @@
-"""Weights and masks in a run's folder ``model``: read back, and taken over by another run."""
+"""Weights that a run begins with: another run's, taken over, or its own, scored for first masks."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,28 +11,22 @@ import torch
 from experiments.errors import UserError
 from experiments.specs.digest import file_digest
 from experiments.specs.run import RunSpec
+from experiments.training.device import over
 from sparse_lib.checkpoint import densify, load_checkpoint, read_safetensors
+from sparse_lib.configure import configure
+from sparse_lib.masks import at_init
+from sparse_lib.masks.init import keep_score
 
 #: Beside the exported weights: the masks that they were trained with.
 MASKS = "masks.safetensors"
-
-
-def as_buffers(masks: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Masks under the names that a layout with mask buffers gives them."""
-    return {f"{name}_mask": mask for name, mask in masks.items()}
-
-
-def load(model: torch.nn.Module, folder: Path) -> None:
-    """Load weights and masks of an exported model.
-
-    Raises:
-        RuntimeError: If they do not fit.
-    """
-    from safetensors.torch import load_file, load_model
-
-    load_model(model, folder / "model.safetensors")
-    if (folder / MASKS).is_file():
-        load_checkpoint(model, {**model.state_dict(), **as_buffers(load_file(folder / MASKS))})
+#: Batches whose mean loss ranks the weights.
+NUM_BATCHES = 8
+NORMS = (
+    torch.nn.modules.batchnorm._BatchNorm,
+    torch.nn.GroupNorm,
+    torch.nn.LayerNorm,
+    torch.nn.RMSNorm,
+)
 
 
 def take_over(model: torch.nn.Module, path: Path, spec: RunSpec, task: Any) -> str:
@@ -46,17 +41,21 @@ def take_over(model: torch.nn.Module, path: Path, spec: RunSpec, task: Any) -> s
     Raises:
         UserError: if they do not fit the model.
     """
+    from safetensors.torch import load_file, load_model
+
     start = spec.starts_from
     assert start is not None
-    if path.is_dir():
+    if is_run := path.is_dir():
         task.check_start(path)
     try:
-        if path.is_dir():
-            load(model, path)
-            path /= "model.safetensors"
+        if is_run:
+            kept, path = path / MASKS, path / "model.safetensors"
+            load_model(model, path)
+            values, masks = model.state_dict(), load_file(kept) if kept.is_file() else {}
         else:
-            weights, masks = read_safetensors(path)
-            load_checkpoint(model, {**weights, **as_buffers(masks)})
+            values, masks = read_safetensors(path)
+        if masks or not is_run:
+            load_checkpoint(model, values | {f"{name}_mask": mask for name, mask in masks.items()})
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(
             f"the weights of {start.run} do not fit the model of {spec.id}: "
@@ -65,3 +64,42 @@ def take_over(model: torch.nn.Module, path: Path, spec: RunSpec, task: Any) -> s
     if start.densify:
         densify(model)
     return file_digest(path)
+
+
+def rank_weights(
+    model: torch.nn.Module, config: dict[str, Any], task: Any, device: torch.device
+) -> None:
+    """Score a model's weights on the first batches; `sparse_lib` finds the scores at the weights.
+
+    Norms that start at zero count as one for the scores. They close residual branches, so that no
+    gradient reaches the weights inside, which would all score zero.
+
+    Args:
+        model: fresh, on its device, whole in this process; stays as it is.
+        config: of the sparsity, with an ``init_method`` that ranks weights.
+    """
+    twin = copy.deepcopy(model).train()  # forward passes change running statistics
+    for module in twin.modules():
+        gain = getattr(module, "weight", None)
+        if isinstance(module, NORMS) and gain is not None and not gain.any():
+            torch.nn.init.ones_(gain)
+    probe = configure({**config, "init_method": "random", "distribution": None})
+    assert probe is not None
+    probe.apply(copy.deepcopy(model))
+    masked = probe.sparse_params
+    batches = [over(task.batch(step), lambda part: part.to(device)) for step in range(NUM_BATCHES)]
+
+    def loss() -> torch.Tensor:
+        return sum(task.loss(twin, batch) for batch in batches) / len(batches)
+
+    method, options = config["init_method"], {}
+    if method in ("force", "iterative-snip"):
+        sizes = [param.mask.numel() for param in masked.values()]
+        present = sum(int(param.mask.count_nonzero()) for param in masked.values())
+        options["sparsity"] = 1 - present / sum(sizes)
+    state = torch.get_rng_state()
+    scores = at_init.rank(twin, loss, method, params=list(masked), **options)
+    torch.set_rng_state(state)
+    weights = dict(model.named_parameters())
+    for name, score in scores.items():
+        keep_score(weights[name], method, score)

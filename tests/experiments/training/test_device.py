@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from experiments.training import device, state, trainer
-from experiments.training.ranking import rank_weights
+from experiments.training.weights import rank_weights
 from sparse_lib.masks.init import score_of
 from tests.experiments.training.short import run_training, short_spec, weights
 

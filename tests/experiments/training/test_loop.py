@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from experiments.specs.run import RunSpec
 from experiments.tasks import lm, warmup_cosine
 from experiments.training import loop as training
-from experiments.training.process import Interrupted
 from experiments.training.state import Saved
 from experiments.training.weights import MASKS
 from sparse_lib.execution import kernels
@@ -53,7 +52,7 @@ def interrupted(spec, corpus, folder) -> Saved:
     trainer = training.Trainer(spec, data_dir=corpus)
     origin = {"code": "1" * 64, "data": trainer.task.data["hash"], "first_weights": None}
     saved = Saved(folder / "state" / "run", origin, trainer.say)
-    with pytest.raises(Interrupted) as caught:
+    with pytest.raises(training.Interrupted) as caught:
         training.run(trainer, saved, [15])
     assert caught.value.code == 143
     return saved
