@@ -93,7 +93,6 @@ EXPERIMENT_ROOMS = {
     "preload": "evaluation",
     "pack": "tasks specs store evaluation",
     "go": "",
-    "progress": "",
 }
 
 

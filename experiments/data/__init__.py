@@ -28,12 +28,11 @@ from experiments.errors import UserError, added, not_one_of
 
 if TYPE_CHECKING:
     import numpy as np
-    from tokenizers import Tokenizer
 
     from experiments.data.images import ImageFolder
 
 __all__ = [
-    "Corpus", "MissingData", "available", "get", "load", "names", "prepare", "verify",
+    "Corpus", "MissingData", "available", "get", "load", "names", "prepare", "verify", "Texts",
 ]  # fmt: skip
 
 MIRROR_VARIABLE = "SPARSE_MIRROR"
@@ -131,17 +130,11 @@ def prepare(
     if vocab_size is None:
         raise UserError(f"data.vocab_size is missing, but {name} is text and needs it.")
     source = Source(_mirror(mirror), offline)
-    texts, learned, place = dataset.read(source), None, out
-    if tokenizer is not None:
-        learned = get(tokenizer, "text").read(source)
-        place = out.parent / f"{tokenizer}-v{vocab_size}"
-    out.mkdir(parents=True, exist_ok=True)
-    built = _trained(learned or texts, vocab_size, place)
+    texts = dataset.read(source)
+    learned = texts if tokenizer is None else get(tokenizer, "text").read(source)
+    built = tools.train_bpe(learned.splits["train"], vocab_size=vocab_size)
     shutil.rmtree(out / "tokenizer", ignore_errors=True)
-    (out / "tokenizer.key").unlink(missing_ok=True)
     tools.save(built, out / "tokenizer")
-    if tokenizer is None:
-        (out / "tokenizer.key").write_text(_key(texts, vocab_size, out))
     num_tokens = {
         split: packing.write_tokens(texts.splits.get(split, []), built, out / f"{split}.bin")
         for split in SPLITS
@@ -205,20 +198,3 @@ class Corpus:
 def _mirror(mirror: Path | None) -> Path | None:
     named = mirror or os.environ.get(MIRROR_VARIABLE)
     return Path(named).expanduser() if named else None
-
-
-def _trained(texts: Texts, vocab_size: int, folder: Path) -> "Tokenizer":
-    """The tokenizer of a text; the one in a folder if it is whole and was trained on this text."""
-    from experiments.data import tokenizer as tools
-
-    key_file = folder / "tokenizer.key"
-    if key_file.is_file() and key_file.read_text("utf-8") == _key(texts, vocab_size, folder):
-        return tools.load(folder / "tokenizer")
-    return tools.train_bpe(texts.splits["train"], vocab_size=vocab_size)
-
-
-def _key(texts: Texts, vocab_size: int, out: Path) -> str:
-    """Digests of a trained tokenizer's texts and of its file, with the vocabulary size."""
-    path = out / "tokenizer" / "tokenizer.json"
-    made = files_digest([path]) if path.is_file() else None
-    return f"{texts.digest()} {vocab_size} {made}"

@@ -78,7 +78,6 @@ def hub_images(
         missing=missing,
         fetch=partial(fetch, hub_id, config),
         flip=flip,
-        declared={"classes": [*classes], "num_channels": num_channels, "image_size": size},
     )
 
 
