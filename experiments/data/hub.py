@@ -13,7 +13,7 @@ from typing import Any
 from yaml import YAMLError
 
 from experiments.data.base import SPLITS, Dataset, MissingData, Source, Texts
-from experiments.data.mirror import folder_of, layout, missing_rows
+from experiments.data.mirror import folder_of, load, missing_rows
 from experiments.errors import UserError, reason
 
 
@@ -90,22 +90,19 @@ def load_rows(
         MissingData: If the dataset is not on this machine and the hub must not be asked, a folder
             of it is incomplete or damaged, or it lacks a split or a column.
     """
-    folder, found = folder_of(hub_id, source), None
-    problem = missing_rows(name, hub_id, config, source, splits)
-    if problem is None and folder is not None:
-        found = layout(folder, config)
-    elif source.offline or (source.mirror and (source.mirror / hub_id).is_dir()):
+    problem, folder = missing_rows(name, hub_id, config, source), folder_of(hub_id, source)
+    if problem and (source.offline or (source.mirror and (source.mirror / hub_id).is_dir())):
         raise MissingData(problem)
-    path = str(hub_id if found is None else found.folder)
+    path = str(hub_id if problem else folder)
     # `datasets` keys its cache of a local folder by the README's header, not by the data: a
     # throw-away cache cannot be stale.
     with reading(name, path), tempfile.TemporaryDirectory() as scratch:
-        if found is None:
+        if problem or folder is None:
             from datasets import load_dataset
 
             loaded = load_dataset(hub_id, config)
         else:
-            loaded = found.load(config, cache_dir=scratch)
+            loaded = load(folder, config, cache_dir=scratch)
         for split in splits:
             if split not in loaded:
                 raise MissingData(f"{name}: {path} has no {split} split.")

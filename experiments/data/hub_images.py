@@ -47,7 +47,7 @@ def hub_images(
     """
 
     def missing(source: Source) -> str | None:
-        return missing_rows(name, hub_id, config, source, PUBLISHED)
+        return missing_rows(name, hub_id, config, source)
 
     def read(source: Source, num_images: int | None) -> Images:
         rows = load_rows(name, hub_id, config, [image, label], source, PUBLISHED)
