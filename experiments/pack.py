@@ -48,7 +48,6 @@ def pack(
     piece_mb: int = PIECE_MB,
     has: Collection[str] = (),
     python: str | None = None,
-    mirror: Path | None = None,
 ) -> dict[str, Any]:
     """Write runs as pieces that a machine without network trains.
 
@@ -64,7 +63,7 @@ def pack(
     out.mkdir(parents=True, exist_ok=True)
     specs = {run.data_label: run.spec for run in runs}
     data = {
-        label: tasks.ensure(spec.task, spec.data, paths.data(label), mirror)
+        label: tasks.ensure(spec.task, spec.data, paths.data(label))
         for label, spec in specs.items()
     }
     with tempfile.TemporaryDirectory(prefix="pack-") as scratch:

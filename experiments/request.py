@@ -7,7 +7,6 @@ that a command names are expanded.
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 import shutil
@@ -30,7 +29,7 @@ from experiments.specs.read import load_study, study_names
 from experiments.specs.run import Run
 from experiments.specs.schema import NAME, SCALES, SpecError, Study, check_choice, module_names
 from experiments.store import paths, reference, verification
-from experiments.store.io import write_json
+from experiments.store.io import read_json, write_json
 from experiments.store.parquet import TABLES
 
 CHECKED = Path(".snakemake/checked")
@@ -107,17 +106,8 @@ class Request:
         """One sentence on a run's missing data, if they neither lie here nor can be made here."""
         if not self.config["offline"] or (paths.data(run.data_label) / "meta.json").is_file():
             return None
-        mirror = self.config["mirror"] or os.environ.get("SPARSE_MIRROR")
-        tokenizer = getattr(run.spec.data, "tokenizer", None)
-        return data.available(run.spec.data.name, mirror and Path(mirror), tokenizer=tokenizer)
-
-    def check_place(self) -> None:
-        """Raise `SpecError` where this folder cannot be written, or no committed record be read."""
-        for folder in (Path(), paths.RESULTS):
-            if folder.exists() and not os.access(folder, os.W_OK):
-                raise SpecError(f"{folder.resolve()} cannot be written; work in a copy")
-        if self.again or self.config["reuse"] != "none":
-            reference.entries()
+        tokenizer, mirror = getattr(run.spec.data, "tokenizer", None), self.config["mirror"]
+        return data.available(run.spec.data.name, mirror, tokenizer=tokenizer)
 
     def check_library(self) -> None:
         """Let the library check sparsity configurations and the device, once per change."""
@@ -349,15 +339,8 @@ def read_reruns() -> tuple[dict[str, int], list[str]]:
     later command without ``run`` finds nothing to do. A command that was interrupted goes on when
     it is repeated: what it trained already is not trained once more.
     """
-    if not RERUNS.is_file():
-        return {}, []
-    try:
-        noted = json.loads(RERUNS.read_text(encoding="utf-8"))
-        return noted["times"], noted["unfinished"]
-    except (ValueError, KeyError, TypeError):
-        raise SpecError(
-            f"{RERUNS} is damaged; delete it, which trains the runs that it counts once more"
-        ) from None
+    noted = read_json(RERUNS) if RERUNS.is_file() else {"times": {}, "unfinished": []}
+    return noted["times"], noted["unfinished"]
 
 
 def this_python_and_code_first() -> dict[str, str]:

@@ -240,7 +240,7 @@ assert spec.task == "backwards"
 module = tasks.get(spec.task)
 folder = Path("resources/data") / spec.data.label
 if not (folder / "meta.json").is_file():
-    module.prepare(spec.data, out=folder, mirror=None, offline=True)
+    module.prepare(spec.data, out=folder, offline=True)
 task, forwards = (tasks.get(name).Task(spec, folder) for name in (spec.task, "lm"))
 assert task.batch(3).flip(1).equal(forwards.batch(3))
 model = task.build_model()

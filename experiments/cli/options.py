@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from experiments.specs.cost import check_mirror
 
 app = typer.Typer(
     add_completion=False,
@@ -20,13 +16,6 @@ app = typer.Typer(
 RunId = Annotated[str, typer.Option("--run", help="a run id, as `plan` prints it")]
 Scale = Annotated[str, typer.Option(help="smoke, quick, small, gpu or paper")]
 StudyName = Annotated[str, typer.Option("--study", help="a file of experiments/studies")]
-Mirror = Annotated[Path | None, typer.Option(help="folder with <root>/<hub id> datasets")]
-
-
-def mirror_root(mirror: Path | None) -> Path | None:
-    """The option, or the environment variable SPARSE_MIRROR."""
-    value = mirror or os.environ.get("SPARSE_MIRROR")
-    return check_mirror(value) if value else None
 
 
 def check_device(device: str) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.cli.options import Mirror, Scale, StudyName, app, mirror_root
+from experiments.cli.options import Scale, StudyName, app
 from experiments.specs.expand import runs_of
 from experiments.specs.lookup import find_run
 from experiments.specs.run import Run
@@ -26,7 +26,6 @@ def pack(
     python: Annotated[str | None, typer.Option(help="its Python, such as 3.12")] = None,
     limit_mb: Annotated[float, typer.Option(min=1, help="largest size of the pack")] = 500.0,
     piece_mb: Annotated[int, typer.Option(min=1, max=10_000, help="largest piece")] = 60,
-    mirror: Mirror = None,
 ) -> None:
     """Write a study as pieces that a machine without network unpacks and trains."""
     from experiments import pack as packs
@@ -48,7 +47,6 @@ def pack(
         piece_mb=piece_mb,
         has=has.split(","),
         python=python,
-        mirror=mirror_root(mirror),
     )
     print(
         f"{len(facts['runs'])} runs in {len(facts['pieces'])} pieces of {facts['bytes'] / 1e6:.0f} "

@@ -15,7 +15,7 @@ import yaml
 
 from experiments import data as datasets
 from experiments import tasks
-from experiments.cli.options import Mirror, RunId, Scale, app, check_device, mirror_root
+from experiments.cli.options import RunId, Scale, app, check_device
 from experiments.errors import UserError, explained, sentence
 from experiments.evaluation import model as scoring
 from experiments.specs.code import training_code_hash
@@ -37,7 +37,6 @@ def prepare(
             "fetches it"
         ),
     ],
-    mirror: Mirror = None,
 ) -> None:
     """Prepare one dataset under resources/data, or fetch what it is made from.
 
@@ -51,9 +50,7 @@ def prepare(
         return
     task, section = find_data(data)
     offline = os.environ.get("HF_HUB_OFFLINE") != "0"
-    tasks.get(task).prepare(
-        section, out=paths.data(data), mirror=mirror_root(mirror), offline=offline
-    )
+    tasks.get(task).prepare(section, out=paths.data(data), offline=offline)
 
 
 @app.command()
@@ -72,7 +69,6 @@ def train(
     score: Annotated[
         bool, typer.Option("--score", help="also score it, so that `evaluate` finds the result")
     ] = False,
-    mirror: Mirror = None,
 ) -> None:
     """Train one run, or go on where an interrupted one stopped."""
     check_choice("execution", execution, EXECUTIONS)
@@ -108,12 +104,12 @@ def train(
         say(f"Error: {error}", None)
         raise
     if score:
-        score_run(chosen, mirror_root(mirror), log)
+        score_run(chosen, log)
         # Snakemake deletes the model of a job that dies, so the states go last.
         shutil.rmtree(state_dir, ignore_errors=True)
 
 
-def score_run(run: Run, mirror: Path | None, log: Path | None) -> None:
+def score_run(run: Run, log: Path | None) -> None:
     """Score a trained run in this process, where torch and the model's code are loaded already.
 
     The result goes to the evaluation's cache only. Whatever fails, the trained model stands, and
@@ -130,7 +126,6 @@ def score_run(run: Run, mirror: Path | None, log: Path | None) -> None:
                 data_dir=paths.data(run.data_label),
                 out=Path(scratch) / "eval.json",
                 cache=folder,
-                mirror=mirror,
                 task=run.spec.task,
             )
     except Exception as error:
@@ -160,7 +155,6 @@ def run_single(
     device: Annotated[
         str, typer.Option(help="auto, cpu, mps, cuda or cuda:<number>", metavar="NAME")
     ] = "cpu",
-    mirror: Mirror = None,
 ) -> None:
     """Train or evaluate one run from one YAML file, outside of the studies."""
     from experiments.training import single
@@ -173,7 +167,6 @@ def run_single(
         max_steps=max_steps,
         eval_steps=eval_steps,
         device=device,
-        mirror=mirror_root(mirror),
     )
     if scores:
         print(json.dumps(scores))
@@ -194,7 +187,6 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="file to write; default: eval-<suite>.json beside the model")
     ] = None,
-    mirror: Mirror = None,
 ) -> None:
     """Score a trained run or an exported model with a suite, and print its scores.
 
@@ -224,8 +216,7 @@ def evaluate(
         out = model.parent / f"eval-{paths.name('suite', Path(suite).stem)}.json"
     from experiments.cli import terminal
 
-    mirror = mirror_root(mirror)
-    result = scoring.evaluate_model(model, suite, data_dir=data, out=out, mirror=mirror, task=task)
+    result = scoring.evaluate_model(model, suite, data_dir=data, out=out, task=task)
     if run is not None and suite == own and out == model.parent / "eval.json":
         from experiments.store.record import gather
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from experiments import tasks
-from experiments.cli.options import Mirror, app, mirror_root
+from experiments.cli.options import app
 from experiments.evaluation import model as scoring
 from experiments.specs.code import training_code_hash
 from experiments.specs.expand import runs_of
@@ -59,7 +59,6 @@ def verify(
     out: Annotated[
         Path | None, typer.Option("--json", help="also write a line of JSON for each run here")
     ] = None,
-    mirror: Mirror = None,
 ) -> None:
     """Train runs again and compare them with their records; exits with 1 where one differs.
 
@@ -72,7 +71,7 @@ def verify(
         write_whole(out, b"")  # what cannot be written is told before a run is trained
     for chosen in named:
         if not trained:
-            train_again(chosen, mirror_root(mirror), repeat=True)
+            train_again(chosen, repeat=True)
         record = paths.verified(chosen.scale, chosen.id) / "record.json"
         if not record.is_file():
             raise SpecError(f"{record} is missing: verify it without --trained")
@@ -98,12 +97,12 @@ def finish(found: list[Verified], out: Path | None = None) -> None:
 
 
 @app.command(hidden=True)
-def again(run: Annotated[str, typer.Option()], mirror: Mirror = None) -> None:
+def again(run: Annotated[str, typer.Option()]) -> None:
     """Train and score one run into results/<scale>/verify, for the rule of that name."""
-    train_again(find_run(run), mirror_root(mirror))
+    train_again(find_run(run))
 
 
-def train_again(run: Run, mirror: Path | None, *, repeat: bool = False) -> None:
+def train_again(run: Run, *, repeat: bool = False) -> None:
     """Train and score a run, and before it the run that it starts from, into their own folders.
 
     Args:
@@ -113,13 +112,13 @@ def train_again(run: Run, mirror: Path | None, *, repeat: bool = False) -> None:
     if (folder / "record.json").is_file() and not repeat:
         return
     if run.first is not None:
-        train_again(find_run(run.first), mirror)
+        train_again(find_run(run.first))
     scoring.quiet_and_offline()
     from experiments.store.record import gather
     from experiments.training import loop as training
 
     shutil.rmtree(folder, ignore_errors=True)
-    data = tasks.ensure(run.spec.task, run.spec.data, paths.data(run.data_label), mirror)
+    data = tasks.ensure(run.spec.task, run.spec.data, paths.data(run.data_label))
     training.train(
         run.spec,
         code_hash=training_code_hash(run.spec),
@@ -132,7 +131,7 @@ def train_again(run: Run, mirror: Path | None, *, repeat: bool = False) -> None:
     )
     assert run.spec.suite is not None  # each run of a study has one
     model, out, task = folder / "model", folder / "eval.json", run.spec.task
-    scoring.evaluate_model(model, run.spec.suite, data_dir=data, out=out, mirror=mirror, task=task)
+    scoring.evaluate_model(model, run.spec.suite, data_dir=data, out=out, task=task)
     gather(folder)
 
 

@@ -88,7 +88,7 @@ def get(name: str, kind: str | None = None) -> Dataset:
 
 def available(name: str, mirror: Path | None = None, *, tokenizer: str | None = None) -> str | None:
     """Say what a dataset lacks to be prepared offline."""
-    source = Source(_mirror(mirror))
+    source = Source(mirror_root(mirror))
     problem = get(name).missing(source)
     if problem is None and tokenizer is not None:
         problem = get(tokenizer, "text").missing(source)
@@ -125,11 +125,11 @@ def prepare(
 
     dataset = get(name)
     if isinstance(dataset, ImageDataset):
-        source = Source(_mirror(mirror), offline)
+        source = Source(mirror_root(mirror), offline)
         return images.prepare(dataset, source, out=out, num_images=num_images)
     if vocab_size is None:
         raise UserError(f"data.vocab_size is missing, but {name} is text and needs it.")
-    source = Source(_mirror(mirror), offline)
+    source = Source(mirror_root(mirror), offline)
     texts = dataset.read(source)
     learned = texts if tokenizer is None else get(tokenizer, "text").read(source)
     built = tools.train_bpe(learned.splits["train"], vocab_size=vocab_size)
@@ -195,6 +195,13 @@ class Corpus:
         return packing.read_tokens(self.folder / f"{split}.bin")
 
 
-def _mirror(mirror: Path | None) -> Path | None:
+def mirror_root(mirror: str | Path | None = None) -> Path | None:
+    """The folder of hub datasets: the one given, else that of the variable SPARSE_MIRROR, if any.
+
+    Raises:
+        UserError: If it is no folder.
+    """
     named = mirror or os.environ.get(MIRROR_VARIABLE)
+    if named and not Path(named).expanduser().is_dir():
+        raise UserError(f"mirror is {str(named)!r}, but must be a folder with <hub id> datasets")
     return Path(named).expanduser() if named else None

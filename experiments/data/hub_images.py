@@ -7,7 +7,7 @@ so that a mirror and the hub, which may differ in order, are prepared alike.
 import hashlib
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from experiments.data.base import ImageDataset, Images, MissingData, Source, Split
 from experiments.data.hub import fetch, load_rows, reading
@@ -29,12 +29,10 @@ def hub_images(
     license: str,
     size: int,
     classes: Sequence[str],
-    num_channels: int = 3,
     image: str = "image",
     label: str = "label",
-    flip: bool = True,
 ) -> ImageDataset:
-    """Describe an image dataset by its hub id, with the splits train and test.
+    """Describe a dataset of colour images by its hub id, with the splits train and test.
 
     A tenth of each training class is held out for validation.
 
@@ -42,20 +40,20 @@ def hub_images(
         hub_id: "<owner>/<name>" on the hub and below the mirror root.
         size: Pixels per side of all images.
         classes: Names of the classes, in the order of their labels.
-        num_channels: 3 for colour, 1 for grey.
-        flip: Whether a mirrored image shows the same class.
     """
 
     def missing(source: Source) -> str | None:
         return missing_rows(name, hub_id, config, source)
 
     def read(source: Source, num_images: int | None) -> Images:
+        import numpy as np
+
         rows = load_rows(name, hub_id, config, [image, label], source, PUBLISHED)
         found = {}
         for split in PUBLISHED:
             with reading(name, hub_id):
-                pixels = [_pixels(each, num_channels) for each in rows[split][image]]
-            shapes = {each.shape for each in pixels} - {(size, size, num_channels)}
+                pixels = [np.asarray(each.convert("RGB"), np.uint8) for each in rows[split][image]]
+            shapes = {each.shape for each in pixels} - {(size, size, 3)}
             labels = rows[split][label]
             if shapes or not {*labels} <= {*range(len(classes))}:
                 found_sizes = sorted({max(shape[:2]) for shape in shapes}) or [size]
@@ -77,16 +75,7 @@ def hub_images(
         read=read,
         missing=missing,
         fetch=partial(fetch, hub_id, config),
-        flip=flip,
     )
-
-
-def _pixels(image: Any, num_channels: int) -> "np.ndarray":
-    """An image as uint8, shape (rows, columns, channels)."""
-    import numpy as np
-
-    array = np.asarray(image.convert("RGB" if num_channels == 3 else "L"), np.uint8)
-    return array.reshape(*array.shape[:2], num_channels)
 
 
 def _in_order(pixels: "Sequence[np.ndarray]", labels: Sequence[int]) -> Split:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from experiments import tasks
+from experiments import data, tasks
 from experiments.errors import UserError
 from experiments.store.io import read_cache
 
@@ -27,7 +27,6 @@ def evaluate_model(
     data_dir: Path | None,
     out: Path,
     cache: Path | None = None,
-    mirror: Path | None = None,
     task: str | None = None,
 ) -> dict[str, Any]:
     """Score a model by a suite and write the result.
@@ -42,6 +41,7 @@ def evaluate_model(
         ValueError: if the model is of no known kind, or does not fit the suite or the data.
     """
     module = importlib.import_module(tasks.get(task or task_of(model_dir)).EVALUATION)
+    mirror = data.mirror_root()
     return module.evaluate(model_dir, data_dir, suite, out=out, cache=cache, mirror=mirror)
 
 

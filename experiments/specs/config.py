@@ -8,9 +8,9 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
+from experiments import data
 from experiments.errors import did_you_mean
 from experiments.specs.code import ROOT
-from experiments.specs.cost import check_mirror
 from experiments.specs.read import check_study
 from experiments.specs.schema import SpecError, check_choice
 from experiments.specs.strict_yaml import read_yaml
@@ -39,5 +39,5 @@ def checked(config: Mapping[str, Any]) -> dict[str, Any]:
             raise SpecError(f"{key} is {value!r}, but must be {rule['errorMessage']}")
     check_study(config["study"], "all")
     if config["mirror"] is not None:
-        check_mirror(config["mirror"])
+        data.mirror_root(config["mirror"])
     return config

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from experiments.specs.run import RunSpec
-from experiments.specs.schema import SpecError
 
 DEVICE = r"auto|cpu|mps|cuda(:\d+)?"
 DEVICES = "auto, cpu, mps, cuda or cuda:<number>"
@@ -38,10 +36,3 @@ def memory_mb(spec: RunSpec) -> int:
     activations = 4 * 24 * samples * context * width * layers
     needed = TRAINING_BYTES * num_weights(spec) + logits + activations
     return BASE_MB + round(1.25 * needed / 2**20)
-
-
-def check_mirror(mirror: str | Path) -> Path:
-    """The folder of hub datasets, if it is one."""
-    if not Path(str(mirror)).is_dir():
-        raise SpecError(f"mirror is {str(mirror)!r}, but must be a folder with <hub id> datasets")
-    return Path(str(mirror))

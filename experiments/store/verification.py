@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from statistics import stdev
 from typing import Any, NamedTuple
 
-from experiments.errors import UserError
 from experiments.store import machine, paths, reference
 
 VERDICTS = SAME, ROUNDED, DIFFERS = "same bits", "within rounding", "differs"
-#: Of the file of committed verdicts.
+#: Among the committed records: verdicts.
+FILE = "verified.csv"
 COLUMNS = ["run", "machine", "verdict"]
 #: Share of the validation loss by which the same run may end apart on two processors, where its
 #: seeds do not tell: several times the largest that was measured, by task.
@@ -107,32 +106,15 @@ def keep(found: Iterable[Verified]) -> None:
     rows |= {(item.run, item.machines[1]): item.verdict for item in found}
     known = reference.entries()
     lines = [(run, where, said) for (run, where), said in sorted(rows.items()) if run in known]
-    with _file().open("w", encoding="utf-8", newline="") as stream:
+    with (paths.REFERENCE / FILE).open("w", encoding="utf-8", newline="") as stream:
         csv.writer(stream, lineterminator="\n").writerows([COLUMNS, *lines])
 
 
 def kept() -> list[dict[str, str]]:
-    """The committed verdicts: run, machine and verdict.
-
-    Raises:
-        UserError: If the file is damaged.
-    """
-    if not _file().is_file():
-        return []
-    try:
-        head, *lines = csv.reader(_file().read_text(encoding="utf-8").splitlines(), strict=True)
-    except (ValueError, csv.Error):
-        head, lines = [], []
-    if head != COLUMNS or not all(len(line) == 3 and line[2] in VERDICTS for line in lines):
-        raise UserError(
-            f"{_file()} is damaged: each line must be {','.join(COLUMNS)}, the last one of "
-            f"{', '.join(VERDICTS)}; restore it by git checkout"
-        )
-    return [dict(zip(COLUMNS, line)) for line in lines]
-
-
-def _file() -> Path:
-    return paths.REFERENCE / "verified.csv"
+    """The committed verdicts: run, machine and verdict."""
+    file = paths.REFERENCE / FILE
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    return list(csv.DictReader(text.splitlines()))
 
 
 def words(runs: Collection[str]) -> str:

@@ -7,7 +7,7 @@ holds
     The sections ``data`` and ``recipe`` of a study's grids: subclasses of the ones here.
 ``Task``
     What the loop in `experiments.training.loop` asks for: a subclass of the one here.
-``prepare(data, *, out, mirror, offline)``
+``prepare(data, *, out, offline)``
     Writes ``meta.json`` (with a ``hash``) and what belongs to it into ``out``.
 ``EVALUATION``
     Module with ``evaluate(model_dir, data_dir, suite, *, out, mirror)``, which writes
@@ -302,10 +302,10 @@ def epoch_order(num_samples: int, *, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng(int.from_bytes(key[:8], "big")).permutation(num_samples)
 
 
-def ensure(task: str, data: Data, folder: Path, mirror: Path | None) -> Path:
+def ensure(task: str, data: Data, folder: Path) -> Path:
     """The folder, which is prepared offline where it holds no data yet."""
     if not (folder / "meta.json").is_file():
-        get(task).prepare(data, out=folder, mirror=mirror, offline=True)
+        get(task).prepare(data, out=folder, offline=True)
     return folder
 
 

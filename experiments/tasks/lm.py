@@ -92,14 +92,13 @@ class Recipe(tasks.Recipe):
         return steps
 
 
-def prepare(data: Data, *, out: Path, mirror: Path | None, offline: bool) -> None:
+def prepare(data: Data, *, out: Path, offline: bool) -> None:
     """Turn text into tokens."""
     prepare_text(
         data.name,
         out=out,
         vocab_size=data.vocab_size,
         tokenizer=data.tokenizer,
-        mirror=mirror,
         offline=offline,
     )
 

@@ -93,9 +93,9 @@ class Recipe(tasks.Recipe):
         return steps
 
 
-def prepare(data: Data, *, out: Path, mirror: Path | None, offline: bool) -> None:
+def prepare(data: Data, *, out: Path, offline: bool) -> None:
     """Turn images into arrays."""
-    prepare_images(data.name, out=out, num_images=data.num_images, mirror=mirror, offline=offline)
+    prepare_images(data.name, out=out, num_images=data.num_images, offline=offline)
 
 
 class Task(tasks.Task):

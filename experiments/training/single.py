@@ -40,7 +40,6 @@ def run(
     max_steps: int | None = None,
     eval_steps: int | None = None,
     device: str = "cpu",
-    mirror: Path | None = None,
 ) -> dict[str, Any]:
     """Do what the mode says, in ``model_dir``.
 
@@ -63,7 +62,7 @@ def run(
     for note in _check_sparsity(spec, params):
         if mode != "eval":
             say(f"Warning: {note}", None)
-    data_dir = tasks.ensure(spec.task, spec.data, paths.data(spec.data.label), mirror)
+    data_dir = tasks.ensure(spec.task, spec.data, paths.data(spec.data.label))
     if mode != "eval":
         files = f"--params {shlex.quote(params.name)} --model_dir {shlex.quote(spec.id)}"
         command = f"python -m experiments run --mode train {files}"

@@ -101,7 +101,6 @@ def test_collect_says_which_records_are_committed(place, call):
         (["publish", "--scale", "paper"], ["has no report"]),
         (["report", "--study", STUDY, "--scale", "paper"], ["has nothing at scale 'paper'"]),
         (["prepare", "--data", "wikipedia-start"], ["data is 'wikipedia-start'"]),
-        (["prepare", "--data", "wikipedia-start-v512", "--mirror", "no"], ["mirror is 'no'"]),
         (["evaluate"], ["--run", "--model"]),
         (["evaluate", "--run", "x", "--model", "."], ["--run", "--model"]),
         (["evaluate", "--model", "."], ["suite is missing"]),
