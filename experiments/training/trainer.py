@@ -152,7 +152,7 @@ class Trainer:
         if how != "dense":
             self.runner, self.skip_costs = skipping_runner(self.model, how, costs)
         if self.compile:
-            self.runner = torch.compile(self.runner, backend=COMPILE_BACKEND)  # type: ignore
+            self.runner = torch.compile(self.runner, backend=COMPILE_BACKEND)
 
     # State
 

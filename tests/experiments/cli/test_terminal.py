@@ -1,10 +1,10 @@
 import io
 import logging
 
+from experiments.progress import Progress, duration
 from rich.console import Console
 
 from experiments.cli import terminal
-from experiments.progress import Progress, duration
 from experiments.store.record import Record
 from tests.experiments.analysis import kept
 
