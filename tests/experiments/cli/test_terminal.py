@@ -1,7 +1,5 @@
 import io
-import logging
 
-from experiments.progress import Progress, duration
 from rich.console import Console
 
 from experiments.cli import terminal
@@ -38,41 +36,3 @@ def test_scores_of_classes_are_one_row_per_split():
         ["3 classes", "class_accuracy", "test", "0.1 to 0.5", "", "0.01", "300"],
     ]
     assert any("images" in line and "0.31" in line for line in lines)
-
-
-# Lines on finished jobs: counts, the share done by cost, and no noise of the scheduler
-
-
-def record(message="", **facts):
-    made = logging.LogRecord("snakemake", logging.INFO, "", 0, message, (), None)
-    vars(made).update(facts)
-    return made
-
-
-def test_one_line_per_job_with_the_time_left_or_the_end_of_its_log(tmp_path):
-    progress = Progress()
-    progress.plan([(7, "train a", 90.0), (8, "train b", 10.0)])
-    assert not progress.filter(record("Select jobs to execute..."))
-    assert not progress.filter(record("Execute 2 jobs..."))
-    assert not progress.filter(record(event="progress", done=1, total=2))
-    assert progress.filter(record("Nothing to be done"))
-    done = record("Finished jobid: 7", event="job_finished", job_id=7)
-    assert progress.filter(done) and not hasattr(done, "event")
-    assert done.msg.split() == ["1", "of", "2", "90%", "2", "s", "left", "train", "a"]
-    assert not progress.filter(record(event="job_finished", job_id=0))  # the target rule
-    progress = Progress()
-    progress.plan([(7, "prepare", 2.0), (8, "train a", 898.0)], cores=2)
-    done = record(event="job_finished", job_id=7)
-    assert progress.filter(done)
-    assert done.msg.split()[4:] == ["7.4", "min", "left", "prepare"]  # and not hours or seconds
-    assert [duration(s) for s in (4, 80, 210, 7200)] == ["4 s", "80 s", "3.5 min", "2.0 h"]
-    progress = Progress()
-    progress.plan([(7, "train a", 90.0)])
-    (log := tmp_path / "a.log").write_text("step 1\nError: x is 1\n\n")
-    facts = {"event": "job_error", "jobid": 7, "rule_name": "train", "log": [str(log)]}
-    failed = record("Error in rule train, jobid: 7", **facts)
-    assert progress.filter(failed) and not hasattr(failed, "event")
-    assert failed.msg == f"failed: train a: Error: x is 1 ({log})"
-    assert not progress.filter(record("RuleException:\nCalledProcessError in file ..."))
-    other = record(**{**facts, "jobid": 9, "log": []})
-    assert progress.filter(other) and other.msg == "failed: train: no log"
