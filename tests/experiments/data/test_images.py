@@ -173,7 +173,7 @@ def test_the_hubs_cache_is_read_and_missing_data_name_the_command(tmp_path, monk
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     command = "`python -m experiments prepare --data wikitext-2` fetches it"
-    mirror = tmp_path / "mirror"
+    (mirror := tmp_path / "mirror").mkdir()
     assert all(command in data.available("wikitext-2", place) for place in (None, mirror))
     (mirror / "Salesforce/wikitext").mkdir(parents=True)
     problem = data.available("wikitext-2", mirror)

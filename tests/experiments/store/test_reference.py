@@ -179,16 +179,6 @@ def test_pages_say_how_often_and_where_runs_were_trained_again(tmp_path, monkeyp
     assert {row["run"] for row in verification.kept()} == {"x"}
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "run,machine\nx,a\n", "run,machine,verdict\nx,a,same\n", "run,machine,verdict\nx\n"],
-)
-def test_a_damaged_file_of_verdicts_is_one_sentence(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "REFERENCE", tmp_path)
-    (tmp_path / "verified.csv").write_text(text)
-    with pytest.raises(UserError, match=r"verified\.csv is damaged: .* restore it by git checkout"):
-        verification.words(("x",))
-
 
 FOLDER = Path("results/smoke")
 FOLDERS = {
