@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from yaml import YAMLError
-
 from experiments.data.base import SPLITS, Dataset, MissingData, Source, Texts
 from experiments.data.mirror import folder_of, load, missing_rows
 from experiments.errors import UserError, reason
@@ -116,15 +114,9 @@ def load_rows(
 @contextmanager
 def reading(name: str, path: str) -> Iterator[None]:
     """Turn what fails while a dataset's files are read into one sentence."""
-    from datasets.exceptions import DatasetsError
-    from pyarrow import ArrowException
-
     try:
         yield
     except UserError:
         raise
-    except (
-        OSError, ValueError, KeyError, AttributeError, SyntaxError, YAMLError, DatasetsError,
-        ArrowException,
-    ) as error:  # fmt: skip
+    except Exception as error:  # those of datasets, pyarrow and Pillow have no common base
         raise MissingData(f"{name}: {path} cannot be read: {reason(error)}") from error
