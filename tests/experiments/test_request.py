@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from experiments import request
+from experiments.errors import UserError
 from experiments.specs import cost, read
 from experiments.specs.code import ROOT
 from experiments.specs.config import checked
@@ -161,7 +162,7 @@ def test_missing_data_are_a_warning_unless_they_are_not_needed(folder, monkeypat
     ],
 )
 def test_a_wrong_config_key_is_one_sentence(key, value, words):
-    with pytest.raises(SpecError, match=f"{key}'? .*'{value}'.* {words}") as caught:
+    with pytest.raises(UserError, match=f"{key}'? .*'{value}'.* {words}") as caught:
         ask(**{key: value})
     assert "\n" not in str(caught.value)
 
