@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import experiments
-from experiments.errors import UserError
 from experiments.specs.code import training_code_hash
 from experiments.specs.lookup import known_runs
 from experiments.specs.schema import SpecError
@@ -177,7 +176,6 @@ def test_pages_say_how_often_and_where_runs_were_trained_again(tmp_path, monkeyp
     verification.keep([items[1]._replace(verdict="differs")])
     assert verification.words(("x",)).endswith(": 1 differed")
     assert {row["run"] for row in verification.kept()} == {"x"}
-
 
 
 FOLDER = Path("results/smoke")
