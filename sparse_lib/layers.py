@@ -120,17 +120,15 @@ def _is_turned(module: nn.Module, weight: Tensor) -> bool:
     if type(module).forward is nn.Linear.forward:
         return False
     size = sizes[0]
-    for shape in ((size + 1, size), (size, size + 1)):
-        memo: Any = {id(t): t.to("meta") for t in (*module.parameters(), *module.buffers())}
-        memo[id(weight)] = torch.empty(shape, device="meta")
-        if (bias := module._parameters.get("bias")) is not None:
-            memo[id(bias)] = torch.empty(size + 1, device="meta")
-        try:
-            copy.deepcopy(module, memo).forward(torch.empty(2, size, device="meta"))
-        except Exception:  # of whatever kind a user's pass raises
-            continue
-        return shape[1] > size
-    return False
+    memo: Any = {id(t): t.to("meta") for t in (*module.parameters(), *module.buffers())}
+    memo[id(weight)] = torch.empty(size, size + 1, device="meta")
+    if (bias := module._parameters.get("bias")) is not None:
+        memo[id(bias)] = torch.empty(size + 1, device="meta")
+    try:
+        out = copy.deepcopy(module, memo).forward(torch.empty(2, size, device="meta"))
+        return out.shape[-1] > size
+    except Exception:  # of whatever kind a user's pass raises
+        return False
 
 
 def layouts(model: nn.Module) -> dict[int, Layout | None]:
@@ -188,11 +186,6 @@ class LayerDescription:
     def fan_out(self) -> int:
         """Outputs that one input reaches, counted per group, kernel positions included."""
         return fans(self.weight_shape, self.layout or Layout())[1]
-
-    @property
-    def transposed(self) -> bool:
-        """True where the weight is stored as (inputs, outputs)."""
-        return self.layout is not None and self.layout.inputs_first
 
     @property
     def groups(self) -> int:

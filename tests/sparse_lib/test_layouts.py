@@ -290,7 +290,12 @@ def test_fans_follow_the_storage_order_of_each_kind(layout, shape, expected):
 def test_roles_of_gpt2_and_resnet():
     layers = {layer.weight_name: layer for layer in describe(gpt2())}
     c_fc = layers["transformer.h.0.mlp.c_fc.weight"]
-    assert (c_fc.kind, c_fc.transposed, c_fc.fan_in, c_fc.fan_out) == ("conv1d", True, 8, 32)
+    assert (c_fc.kind, c_fc.layout.inputs_first, c_fc.fan_in, c_fc.fan_out) == (
+        "conv1d",
+        True,
+        8,
+        32,
+    )
     head = layers["lm_head.weight"]
     assert (head.role, head.tied_to) == ("head", "transformer.wte.weight")
     assert layers["transformer.wte.weight"].role == "embedding"
