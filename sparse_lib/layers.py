@@ -138,13 +138,7 @@ def layouts(model: nn.Module) -> dict[int, Layout | None]:
     """
     found: dict[int, Layout | None] = {}
     for module in sorted(model.modules(), key=lambda m: layer_kind(m) == "embedding"):
-        own = [(name, p) for name, p in module._parameters.items() if p is not None]
-        if parametrize.is_parametrized(module):
-            for name, parts in module.parametrizations.items():  # type: ignore[operator, union-attr]
-                own += [(name, parameter) for parameter in parts.parameters()]
-        elif isinstance(module, parametrize.ParametrizationList):
-            continue
-        for name, parameter in own:
+        for name, parameter in _own_parameters(module):
             found.setdefault(id(parameter), layout_of(module, name, parameter))
     return found
 
@@ -294,7 +288,7 @@ def why_dense(
         return reason
     head = _output_embeddings(model)
     for module in model.modules():
-        if not any(own is param for own in _own_parameters(module)):
+        if not any(own is param for _, own in _own_parameters(module)):
             continue
         if module is head:
             return "head"
@@ -355,12 +349,13 @@ def _is_inner_fc(weight_name: str, model: nn.Module) -> bool:
     return bool(names) and names[-1].lower() != "fc"
 
 
-def _own_parameters(module: nn.Module) -> Iterator[nn.Parameter | None]:
-    """Parameters of a module itself, and those that its own parametrized weights are made of."""
-    yield from module._parameters.values()
-    parametrizations = module._modules.get("parametrizations")
-    if parametrizations is not None and parametrize.is_parametrized(module):
-        yield from parametrizations.parameters()
+def _own_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Parameters of a module by name; those of a parametrized weight are the layer's."""
+    if not isinstance(module, parametrize.ParametrizationList):
+        yield from module.named_parameters(recurse=False, remove_duplicate=False)
+    if parametrize.is_parametrized(module):
+        for name, parts in module.parametrizations.items():  # type: ignore[operator, union-attr]
+            yield from ((name, parameter) for parameter in parts.parameters())
 
 
 def _is_gain(name: str, shape: tuple[int, ...]) -> bool:
