@@ -122,8 +122,11 @@ class Request:
                 continue
             spec = run.spec
             specs.append((spec.mask_config(), spec.final_sparsity, spec.recipe.steps, spec.suite))
+            if spec.transform is not None:
+                specs.append((spec.transform.to_json(), spec.model.model_dump(), spec.data.label))
         library = ROOT / "sparse_lib"
-        files = [library / "configure.py", *sorted(library.glob("algorithms/*.py"))]
+        files = [library / "configure.py", library / "ift/transformation.py"]
+        files += sorted(library.glob("algorithms/*.py"))
         suites = sorted((ROOT / "experiments/evaluation/suites").glob("*.yaml"))
         hashes = [code.code_hash(*files), *map(file_digest, suites)]
         mark = CHECKED / code.digest([specs, hashes])
@@ -298,6 +301,13 @@ class Request:
         names = [computation.name for computation in self.studies[study].computations]
         return [paths.computation(scale, name).as_posix() for name in names]
 
+    def cost(self, wildcards: Any) -> float:
+        """Expected core-seconds of the run or computation that wildcards name; 0 without one."""
+        scale, run, made = (getattr(wildcards, key, "") for key in ("scale", "run", "computation"))
+        if made:
+            return computation_costs(scale)[made]
+        return self.runs(scale)[run].core_seconds if run else 0.0
+
     def gpus(self, wildcards: Any) -> int:
         """GPUs of a run's training or evaluation. ``auto`` takes what this machine has."""
         device = self.config["device"]
@@ -321,8 +331,7 @@ class Request:
 
     def computation_minutes(self, wildcards: Any) -> int:
         """The same for a computation."""
-        seconds = computation_costs(wildcards.scale)[wildcards.computation]
-        return max(15, round(10 * seconds / 60))
+        return max(15, round(10 * self.cost(wildcards) / 60))
 
     def note_reruns(self, *, done: bool = False) -> None:
         """Note how often runs were asked for again, and whether all of them are done."""

@@ -1,8 +1,8 @@
 """The base of all that is read from a person's YAML: types as they are written, ranges, no more."""
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 Item = TypeVar("Item")
 #: A list in YAML.
@@ -18,6 +18,16 @@ class Strict(BaseModel):
     """Frozen; an unknown key is an error, and so is a number as text, ``true`` or infinite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def in_64_bits(cls, values: Any) -> Any:
+        """No integer has more than 64 bits, which torch and NumPy cannot take."""
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                digits = len(str(abs(value)))
+                raise ValueError(f"{key} has {digits} digits, but must be from -2**63 to 2**63 - 1")
+        return values
 
 
 def first_problem(error: ValidationError) -> tuple[str, str]:

@@ -93,6 +93,7 @@ EXPERIMENT_ROOMS = {
     "preload": "evaluation",
     "pack": "tasks specs store evaluation",
     "go": "",
+    "progress": "",
 }
 
 

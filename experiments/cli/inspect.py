@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from experiments import data as datasets
+from experiments import models
 from experiments.cli.options import app, check_device
-from experiments.errors import refusals
+from experiments.errors import UserError, reason, refusals
 from experiments.specs.expand import runs_of
 from experiments.specs.lookup import find_run
-from experiments.specs.run import Run
+from experiments.specs.run import Run, RunSpec
 from experiments.specs.schema import SCALES, SpecError
 from experiments.store import paths
+from experiments.store.io import read_cache
 
 if TYPE_CHECKING:
     from experiments.store.record import Record
@@ -34,11 +37,11 @@ def check(
 
 
 def check_runs(runs: Iterable[Run]) -> None:
-    """Let the library check the suites and sparsity configurations of runs.
+    """Let the library check the suites, transformations and sparsity configurations of runs.
 
     Raises:
-        SpecError: Where masks never change, never reach the end of their schedule, or end at
-            another sparsity than the method says.
+        SpecError: Where a model cannot be transformed, and where masks never change, never reach
+            the end of their schedule, or end at another sparsity than the method says.
     """
     from experiments.evaluation.suite import KINDS, load_suite
     from sparse_lib.configure import configure
@@ -48,6 +51,10 @@ def check_runs(runs: Iterable[Run]) -> None:
     for run in runs:
         file, spec, config = f"{run.studies[0]}.yaml", run.spec, run.spec.mask_config()
         load_suite(str(spec.suite), KINDS[str(spec.data.KIND)])
+        parts = [spec.model.model_dump(), spec.data.label, spec.transform]
+        if (built := repr(parts)) not in seen:
+            seen.add(built)
+            _check_transform(spec, f"{file}: methods.{spec.method}.transform")
         wanted, num_steps = spec.final_sparsity, spec.recipe.steps
         text = json.dumps([config, wanted, num_steps], sort_keys=True)
         if config is None or text in seen:
@@ -65,6 +72,38 @@ def check_runs(runs: Iterable[Run]) -> None:
                 f"{file}: {method}.final_sparsity is {wanted}, but {method}.sparsity ends at "
                 f"{reached:g} at scale {run.scale}; they must be equal"
             )
+
+
+def _check_transform(spec: RunSpec, place: str) -> None:
+    """Transform the model of a run without storage, unless only its prepared data tell the sizes.
+
+    A model of more than 200 layers is left to its training, which begins with the same check.
+    """
+    known = read_cache(paths.data(spec.data.label) / "meta.json")
+    known = known or getattr(datasets.get(spec.data.name, spec.data.KIND), "declared", {})
+    config, module = spec.model.config, models.get(spec.model.name)
+    if spec.transform is None or getattr(config, "num_layers", 0) > 200:
+        return
+    if spec.task == "lm":
+        size = {"sequence_length": spec.data.context}
+        vocabulary = known.get("vocab_size", spec.data.vocab_size)
+        sizes = {"vocab_size": vocabulary, "context": spec.data.context, "eos_id": 0}
+    elif spec.task == "vision" and known:
+        size = {"image_size": known["image_size"]}
+        sizes = {key: known[key] for key in ("classes", "num_channels", "image_size")}
+    else:
+        return
+    import torch
+
+    from sparse_lib import ift
+
+    try:
+        with refusals(place), torch.device("meta"):
+            ift.transform(module.build(config, **sizes), **spec.transform.to_json(), **size)
+    except UserError:
+        raise
+    except (RuntimeError, TypeError, OverflowError) as error:  # torch has no tensor of such a size
+        raise SpecError(f"{place}: {spec.model.label} cannot be built: {reason(error)}") from None
 
 
 def _last_sparsity(config: dict[str, Any], num_steps: int) -> float | None:

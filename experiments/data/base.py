@@ -1,5 +1,6 @@
 """Datasets, their splits, and where they are looked for."""
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,15 @@ class Texts:
     splits: Mapping[str, list[str]]
     meta: Mapping[str, Any] = field(default_factory=dict)
     extras: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def digest(self) -> str:
+        """Return the SHA-256 of all documents, split by split."""
+        digest = hashlib.sha256()
+        for split in SPLITS:
+            digest.update(f"{split}\0".encode())
+            for document in self.splits.get(split, []):
+                digest.update(document.encode() + b"\0")
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -106,8 +116,11 @@ class ImageDataset(Dataset):
         read: Takes where to look and the number of training images (None: all there are); returns
             the images, or raises `MissingData`.
         flip: Whether a mirrored image shows the same class, so that training may mirror.
+        declared: ``classes``, ``num_channels`` and ``image_size``, where they are known before
+            the images are prepared; a transformation is then checked before anything trains.
     """
 
     flip: bool = True
+    declared: Mapping[str, Any] = field(default_factory=dict)
 
     kind: ClassVar[str] = "images"

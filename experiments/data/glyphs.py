@@ -71,5 +71,6 @@ DATASETS = (
         splits="by font: no validation or test font is trained on",
         read=_read,
         flip=False,
+        declared={"classes": CLASSES, "num_channels": 1, "image_size": 32},
     ),
 )

@@ -10,7 +10,7 @@ from snakemake.logging import logger
 sys.path.insert(0, os.path.realpath(f"{workflow.current_basedir}/../.."))
 
 try:
-    from experiments import preload, request
+    from experiments import preload, progress, request
 except ModuleNotFoundError as error:
     raise WorkflowError(
         f"{error}: the rules run in a clone of their repository; name its Snakefile in "
@@ -38,6 +38,8 @@ os.environ.update(REQUEST.environment)
 os.environ.update(request.this_python_and_code_first())
 SCALE = REQUEST.scale
 RESULTS_LOCK = FileLock("results/.lock")
+PROGRESS = progress.Progress()
+logger.addFilter(PROGRESS)
 
 
 wildcard_constraints:
@@ -53,6 +55,16 @@ onstart:
         )
     if "verify" not in sys.argv:  # which replaces no result
         REQUEST.note_reruns()
+    PROGRESS.plan(
+        (
+            (
+                workflow.dag.jobid(job),
+                *progress.of(job, REQUEST.cost(job.wildcards)),
+            )
+            for job in workflow.dag.needrun_jobs()
+        ),
+        workflow.resource_settings.cores or 1,
+    )
     if (
         REQUEST.config["preload"]
         and sys.platform == "linux"

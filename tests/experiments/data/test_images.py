@@ -37,7 +37,7 @@ def test_glyphs_have_their_sizes_even_classes_and_fonts_of_one_split(prepared, t
     assert meta["mean"] == pytest.approx([pixels.mean()])
     assert meta["std"] == pytest.approx([pixels.std()])
     assert not meta["flip"]
-    assert (len(meta["classes"]), meta["num_channels"], meta["image_size"]) == (47, 1, 32)
+    assert (47, 1, 32) == _size(meta) == _size(data.get("glyphs").declared)
     _, meta = prepared
     fonts = [font for names in glyphs.FONTS.values() for font in names]
     assert len(fonts) == len(set(fonts)) == len(meta["font_hashes"])

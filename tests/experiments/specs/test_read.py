@@ -143,6 +143,9 @@ NONSENSE = {
     "data.context": ["32"],
     "transform": [{"family": "wide", "sparsity": "0.5"}],
     "seed": [10**23, True],
+    "recipe.tokens": [10**400],
+    "recipe.validations": [10**23],
+    "model.num_layers": [10**23],
 }
 
 
