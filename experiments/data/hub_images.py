@@ -75,7 +75,7 @@ def hub_images(
         read=read,
         missing=missing,
         fetch=partial(fetch, hub_id, config),
-        declared={"classes": [*classes], "num_channels": num_channels, "image_size": size},
+        declared={"classes": [*classes], "num_channels": 3, "image_size": size},
     )
 
 
