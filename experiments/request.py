@@ -109,6 +109,14 @@ class Request:
         tokenizer, mirror = getattr(run.spec.data, "tokenizer", None), self.config["mirror"]
         return data.available(run.spec.data.name, mirror, tokenizer=tokenizer)
 
+    def check_place(self) -> None:
+        """Raise `SpecError` where this folder cannot be written, or no committed record be read."""
+        for folder in (Path(), paths.RESULTS):
+            if folder.exists() and not os.access(folder, os.W_OK):
+                raise SpecError(f"{folder.resolve()} cannot be written; work in a copy")
+        if self.again or self.config["reuse"] != "none":
+            reference.entries()
+
     def check_library(self) -> None:
         """Let the library check sparsity configurations and the device, once per change."""
         device = self.config["device"]

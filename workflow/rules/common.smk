@@ -25,6 +25,7 @@ gc.set_threshold(100_000, 50, 100)
 
 try:
     REQUEST = request.Request(config)
+    REQUEST.check_place()
     REQUEST.check_library()
     for target, needs in (("rerun", REQUEST.rerun_pages), ("verify", REQUEST.verified)):
         if target in sys.argv:
