@@ -37,11 +37,16 @@ def prepare(
             "fetches it"
         ),
     ],
+    mirror: Annotated[
+        Path | None, typer.Option(help="folder with <root>/<hub id> datasets, as SPARSE_MIRROR")
+    ] = None,
 ) -> None:
     """Prepare one dataset under resources/data, or fetch what it is made from.
 
     With HF_HUB_OFFLINE=0 the hub is asked for what is not mirrored.
     """
+    if mirror is not None:
+        os.environ[datasets.MIRROR_VARIABLE] = str(mirror)
     if data in datasets.names():
         fetch = datasets.get(data).fetch
         if fetch is None:

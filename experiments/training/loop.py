@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from experiments import data, machine
-from experiments.errors import CannotWrite, reason
+from experiments.errors import CannotWrite, UserError, reason
 from experiments.specs.run import RunSpec
 from experiments.store.io import read_cache
 from experiments.store.machine import key as machine_key
@@ -21,8 +22,17 @@ from experiments.training import summary
 from experiments.training.state import Saved
 from experiments.training.trainer import Trainer, say
 
+
+def _seconds(variable: str, default: str) -> float:
+    """Seconds that an environment variable gives."""
+    text = os.environ.get(variable) or default
+    if not re.fullmatch(r"\d+(\.\d*)?", text):
+        raise UserError(f"{variable} is {text!r}, but must be a number of seconds, such as 15")
+    return float(text)
+
+
 #: Seconds between two saved states; the variable is for steps of unusual length, and for tests.
-SAVE_EVERY_S = float(os.environ.get("SPARSE_SAVE_EVERY_S") or 15)
+SAVE_EVERY_S = _seconds("SPARSE_SAVE_EVERY_S", "15")
 #: A state that takes long to save is saved less often: saving takes at most this share of the time.
 SAVE_SHARE = 0.05
 STATUS_EVERY_S = 5.0

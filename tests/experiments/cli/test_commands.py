@@ -101,6 +101,7 @@ def test_collect_says_which_records_are_committed(place, call):
         (["publish", "--scale", "paper"], ["has no report"]),
         (["report", "--study", STUDY, "--scale", "paper"], ["has nothing at scale 'paper'"]),
         (["prepare", "--data", "wikipedia-start"], ["data is 'wikipedia-start'"]),
+        (["prepare", "--data", "wikitext-2-v1024", "--mirror", "no"], ["mirror is 'no'"]),
         (["evaluate"], ["--run", "--model"]),
         (["evaluate", "--run", "x", "--model", "."], ["--run", "--model"]),
         (["evaluate", "--model", "."], ["suite is missing"]),
