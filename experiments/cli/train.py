@@ -46,7 +46,7 @@ def prepare(
     With HF_HUB_OFFLINE=0 the hub is asked for what is not mirrored.
     """
     if mirror is not None:
-        os.environ[datasets.MIRROR_VARIABLE] = str(mirror)
+        os.environ[datasets.MIRROR_VARIABLE] = str(datasets.mirror_root(mirror))
     if data in datasets.names():
         fetch = datasets.get(data).fetch
         if fetch is None:

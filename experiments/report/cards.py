@@ -111,17 +111,21 @@ def agrees(found: Finding) -> tuple[str, str]:
     if name == SAME and sides["worse"] and sides.total() > 2:
         return "in part", f"worse at {sides['worse']} of {sides.total()} other settings"
     if name == SAME and size == "smaller":
-        return "yes", f"the direction, {found.ratio[0]:.1f} of the size"
+        said = found.comparison.published or found.claim.published
+        of = "" if not said or said.source == found.claim.source else sources()[said.source].name
+        return "yes", f"the direction, {found.ratio[0]:.1f} of the size" + f" in {of}" * bool(of)
     if name == SAME and size:
         ends = [max(e.low / found.target, e.high / found.target) for _, e in found.trend]
         less = sum(end < 0.5 for end in ends)
-        elsewhere = f"; clearly less than half of it at {less} of {len(ends)} other settings"
-        return "yes", "direction and size" + elsewhere * bool(less)
+        if less:
+            there = f"{found.ratio[0]:.1f} of the size here; clearly less than half of it"
+            return "yes", f"direction and {there} at {less} of {len(ends)} other settings"
+        return "yes", "direction and size"
     if name == SMALLER and found.is_cost and found.claim.outcome is not None:
-        return (
-            "yes",
-            f"a cost below {abs(found.target) / 2:.2g} {found.claim.outcome.unit}, or none",
-        )
+        kind = f"a cost below {abs(found.target) / 2:.2g} {found.claim.outcome.unit}, or none"
+        if found.unseen is not None and str(found.unseen_word) != str(found.word):
+            kind += f"; {found.unseen.seeds[0]} new seeds alone: {found.unseen_word}"
+        return "yes", kind
     return {
         SAME: ("yes", "the direction; sizes do not compare"),
         SMALLER: ("no", "at most half of it, or nothing"),

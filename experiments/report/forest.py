@@ -82,7 +82,7 @@ def _forest(axes: Axes, pooled: Mapping[tuple[str, str], Pooled]) -> None:
     _rows(axes, names)
     axes.axvline(0, color=INK, lw=0.8)
     axes.set_xlabel("reduction of loss, % (right is better)")
-    axes.set_title("Pooled over all workloads (ticks), more than in the table")
+    axes.set_title("Pooled over all workloads (ticks)")
 
 
 def _bar(

@@ -330,13 +330,13 @@ def update_readme(readme: Path, nine: Sequence[Finding]) -> None:
     lines = [
         f"[![Effects here relative to the published ones](reports/{FOREST})](reports/README.md)",
         "",
-        "*Right is better. Top: our effects as multiples of the published ones (dots), with 95% "
-        "intervals. Middle: no published number compares. Bottom: pooled over workloads.*",
+        "*Right is better. Top: multiples of the published effects (dots). Middle: no published "
+        "number compares. Bottom: pooled over workloads.*",
         "",
     ]
     lines += [
-        f"{cards.summary(tuple(nine))} These are the committed results, scale `small`. Of losses "
-        "(nats) and perplexity minus is better, of accuracies (points) and BLEU plus.",
+        f"{cards.summary(tuple(nine))} These are the committed results, scale `small`. Differences "
+        "of losses (nats) and perplexity below zero are better.",
         "",
     ]
     rows = [

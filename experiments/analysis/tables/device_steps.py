@@ -1,6 +1,6 @@
 """Simulated training steps of 768 sequences of 2,048 tokens on one system at peak rates: time,
-energy (its power times the time), memory in FP16 (sparse weights as CSR) and what bounds them.
-Devices that cannot hold one sequence are left out.
+energy (power times time), memory in FP16 (sparse weights as CSR) and what bounds them. Devices that
+cannot hold a sequence are left out.
 """
 
 import pandas as pd

@@ -161,6 +161,7 @@ def test_tokens_may_vary_without_a_graph_for_each_number_and_channels_come_last(
             source = torch.randn(tokens, 24)
             torch.testing.assert_close(run(source), layer(source))
     assert len(products) == 4
+    products.clear()
     model = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 5, 1))
     add_mask(model[0], 0.7)
     add_mask(model[2], 0.2)
