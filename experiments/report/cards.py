@@ -104,8 +104,8 @@ def word(found: Finding) -> str:
 def agrees(found: Finding) -> tuple[str, str]:
     """Whether ours agrees with the source, and in what.
 
-    The answer is ``yes``, ``in part`` (worse at some of the other settings), ``no``, `OPEN` or
-    `NO_TEST`.
+    The answer is ``yes``, ``in part`` (worse at some of the other settings, or not by the seeds
+    that were new), ``no``, `OPEN` or `NO_TEST`.
     """
     name, size, sides = found.word.word, found.word.size, _sides(found)
     if name == SAME and sides["worse"] and sides.total() > 2:
@@ -113,18 +113,22 @@ def agrees(found: Finding) -> tuple[str, str]:
     if name == SAME and size == "smaller":
         said = found.comparison.published or found.claim.published
         of = "" if not said or said.source == found.claim.source else sources()[said.source].name
-        return "yes", f"the direction, {found.ratio[0]:.1f} of the size" + f" in {of}" * bool(of)
+        return (
+            "yes",
+            f"the direction, {found.ratio[0]:.1f} of the published size" + f" ({of})" * bool(of),
+        )
     if name == SAME and size:
         ends = [max(e.low / found.target, e.high / found.target) for _, e in found.trend]
         less = sum(end < 0.5 for end in ends)
         if less:
-            there = f"{found.ratio[0]:.1f} of the size here; clearly less than half of it"
-            return "yes", f"direction and {there} at {less} of {len(ends)} other settings"
+            there = f"{found.ratio[0]:.1f} of the published size; clearly less than half of that"
+            return "yes", f"the direction, {there} at {less} of {len(ends)} other settings"
         return "yes", "direction and size"
     if name == SMALLER and found.is_cost and found.claim.outcome is not None:
-        kind = f"a cost below {abs(found.target) / 2:.2g} {found.claim.outcome.unit}, or none"
+        limit = f"{abs(found.target) / 2:.2g} {found.claim.outcome.unit}"
+        kind = f"in {found.claim.outcome.metric} a cost below {limit} (our limit), or none"
         if found.unseen is not None and str(found.unseen_word) != str(found.word):
-            kind += f"; {found.unseen.seeds[0]} new seeds alone: {found.unseen_word}"
+            return "in part", f"{kind}; its {found.unseen.seeds[0]} new seeds alone do not tell"
         return "yes", kind
     return {
         SAME: ("yes", "the direction; sizes do not compare"),
@@ -444,7 +448,7 @@ def summary(findings: Sequence[Finding]) -> str:
     by_answer: dict[str, list[str]] = {}
     for number, found in enumerate(findings, 1):
         answer, kind = agrees(found)
-        note = f" ({kind})" if answer in ("yes", "no") else ""
+        note = f" ({kind.split(';')[0]})" if answer in ("yes", "no") else ""
         by_answer.setdefault(answer, []).append(f"{number}{note}")
     agree = by_answer.pop("yes", [])
     parts = [f"{len(agree)} of {len(findings)} published results agree with ours"]
