@@ -128,7 +128,8 @@ def agrees(found: Finding) -> tuple[str, str]:
         limit = f"{abs(found.target) / 2:.2g} {found.claim.outcome.unit}"
         kind = f"in {found.claim.outcome.metric} a cost below {limit} (our limit), or none"
         if found.unseen is not None and str(found.unseen_word) != str(found.word):
-            return "in part", f"{kind}; its {found.unseen.seeds[0]} new seeds alone do not tell"
+            new = found.unseen.seeds[0]
+            return "in part", f"{kind}; the {new} seeds run after a first look alone do not decide"
         return "yes", kind
     return {
         SAME: ("yes", "the direction; sizes do not compare"),
