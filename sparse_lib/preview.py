@@ -290,7 +290,7 @@ def _full_mask(sparse: SparseParameter, sparsity: float) -> Tensor:
 def _sparse_rows(
     algorithm: SparsityAlgorithm, num_steps: int | None, by_shape: bool
 ) -> dict[str, dict[str, Any]]:
-    """What an algorithm decides of each of its parameters, by full name."""
+    """An algorithm's decision on each of its parameters, by full name."""
     rows, kind, end = {}, type(algorithm).__name__, _final_targets(algorithm, num_steps)
     for name, sparse in algorithm.sparse_params.items():
         rows[name] = {

@@ -1,4 +1,4 @@
-"""What takes the place of one dense layer in each family, with masks on its sparse weights.
+"""The replacement of one dense layer in each family, with masks on its sparse weights.
 
 ``m`` and ``n`` are a layer's inputs (times kernel positions) and outputs, ``s`` the sparsity. Sizes
 are rounded to the nearest whole number, at least 1, and FLOPs of a layer differ so from the dense
