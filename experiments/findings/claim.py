@@ -152,6 +152,7 @@ class Claim(Comparison):
     study: str = Field(description="whose page has the details")
     outcome: Outcome | None = None
     interest: PositiveFloat = Field(1.0, description="smallest effect of interest, in the unit")
+    limit: str = Field("", description="half of it in words, where the effect is a cost")
     planned: int = Field(0, description="seeds of each arm, fixed before the runs")
     rates: Literal["own", "shared"] = Field(
         "own", description="shared: one learning rate, the dense model's, as in the source"

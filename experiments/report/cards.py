@@ -115,21 +115,24 @@ def agrees(found: Finding) -> tuple[str, str]:
         of = "" if not said or said.source == found.claim.source else sources()[said.source].name
         return (
             "yes",
-            f"the direction, {found.ratio[0]:.1f} of the published size" + f" ({of})" * bool(of),
+            f"the direction, {found.ratio[0]:.1f} times the published size" + f" ({of})" * bool(of),
         )
     if name == SAME and size:
         ends = [max(e.low / found.target, e.high / found.target) for _, e in found.trend]
         less = sum(end < 0.5 for end in ends)
         if less:
-            there = f"{found.ratio[0]:.1f} of the published size; clearly less than half of that"
+            there = f"{found.ratio[0]:.1f} times the published size; clearly less than half of it"
             return "yes", f"the direction, {there} at {less} of {len(ends)} other settings"
         return "yes", "direction and size"
     if name == SMALLER and found.is_cost and found.claim.outcome is not None:
-        limit = f"{abs(found.target) / 2:.2g} {found.claim.outcome.unit}"
-        kind = f"in {found.claim.outcome.metric} a cost below {limit} (our limit), or none"
-        if found.unseen is not None and str(found.unseen_word) != str(found.word):
-            new = found.unseen.seeds[0]
-            return "in part", f"{kind}; the {new} seeds run after a first look alone do not decide"
+        unit, side = found.claim.outcome.unit, math.copysign(1, found.target)
+        words = ", ".join(filter(None, [f"{abs(found.target) / 2:.2g} {unit}", found.claim.limit]))
+        change = "rises" if side > 0 else "falls"
+        kind = f"{found.claim.outcome.metric} {change} by less than {words}, or not at all"
+        if (new := found.unseen) is not None and str(found.unseen_word) != str(found.word):
+            most = f"{max(side * new.low, side * new.high):.{DIGITS.get(unit, 2)}f} {unit}"
+            alone = f"the {new.seeds[0]} seeds run after a first look alone allow {most}"
+            return "in part", f"{kind}; {alone}"
         return "yes", kind
     return {
         SAME: ("yes", "the direction; sizes do not compare"),
@@ -347,6 +350,7 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
     if claim.name == "few-shot":
         body.append(few_shot(evidence, whole=True))
     unit = claim.outcome.unit if claim.outcome else ""
+    is_told = found.word.word == NO_TEST or (found.word.word == SMALLER and found.is_cost)
     if found.trend and claim.outcome is not None:
         head = ["where", f"effect ({claim.outcome.better} is better)", "P(better)", "seeds"]
         lines = [
@@ -370,7 +374,7 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
         "published": published(found),
         "ours": ours(found),
         "agrees": short_word(found),
-        "reason": "" if found.word.word == NO_TEST or claim.check else found.word.reason,
+        "reason": "" if claim.check or is_told else found.word.reason,
         "better": f"{found.estimate.better:.2f}" if found.is_fair and found.estimate else "",
         "badge": _badge(found),
         "body": [part for part in body if part],

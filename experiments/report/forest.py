@@ -24,6 +24,7 @@ RANGE = (-1.2, 4.0)
 def draw(findings: Sequence[Finding], pooled: Mapping[tuple[str, str], Pooled]) -> Figure:
     """Three panels: effects as multiples of the published ones, effects without one, the pooled
     forest."""
+    names = {f.claim.name: f"{at}. {f.claim.title}" for at, f in enumerate(findings, 1)}
     sized = [f for f in findings if math.isfinite(f.ratio[0])]
     plain = [f for f in findings if f.estimate is not None and f not in sized and f.is_fair]
     heights = [0.9 + 0.42 * len(sized), 0.9 + 0.42 * len(plain), 0.9 + 0.42 * len(pooled)]
@@ -34,15 +35,15 @@ def draw(findings: Sequence[Finding], pooled: Mapping[tuple[str, str], Pooled]) 
         if not shown:
             style.say_empty(panels[0], "No comparison is finished yet.")
         if sized:
-            _ratios(next(axes), sized)
+            _ratios(next(axes), sized, names)
         if plain:
-            _shares(next(axes), plain)
+            _shares(next(axes), plain, names)
         if pooled:
             _forest(next(axes), pooled)
     return figure
 
 
-def _ratios(axes: Axes, findings: Sequence[Finding]) -> None:
+def _ratios(axes: Axes, findings: Sequence[Finding], names: Mapping[str, str]) -> None:
     axes.axvspan(0.5, 2, color="#8a8f98", alpha=0.18, lw=0)
     for place, found in enumerate(reversed(findings)):
         axes.plot(1, place - 0.22, "o", color="#6B6B6B", ms=4)
@@ -50,7 +51,7 @@ def _ratios(axes: Axes, findings: Sequence[Finding]) -> None:
             _bar(axes, place, *found.ratio, COLORS[found.word.word], *RANGE)
         else:
             axes.text(0.02, place, NO_TEST, va="center", fontsize=8, color=INK)
-    _rows(axes, [found.claim.title for found in reversed(findings)])
+    _rows(axes, [names[found.claim.name] for found in reversed(findings)])
     axes.set_xlim(*RANGE)
     axes.set_xticks([-1, 0, 0.5, 1, 2, 3, 4], ["-1", "0", "0.5", "1", "2", "3", "4"])
     axes.set_xlabel("0: no effect, 1: as large as published (shaded: half to twice)")
@@ -58,12 +59,12 @@ def _ratios(axes: Axes, findings: Sequence[Finding]) -> None:
     axes.set_title("Ours as multiples of published")
 
 
-def _shares(axes: Axes, findings: Sequence[Finding]) -> None:
+def _shares(axes: Axes, findings: Sequence[Finding], names: Mapping[str, str]) -> None:
     for place, found in enumerate(reversed(findings)):
         assert found.claim.outcome is not None
         gain = (found.claim.outcome.sign * end for end in found.share)
         _bar(axes, place, *gain, COLORS[found.word.word])
-    _rows(axes, [found.claim.title for found in reversed(findings)])
+    _rows(axes, [names[found.claim.name] for found in reversed(findings)])
     axes.axvline(0, color=INK, lw=0.8)
     axes.set_xlabel("gain in loss or perplexity, % (right is better)")
     axes.set_title("Published without a comparable number")
@@ -82,7 +83,7 @@ def _forest(axes: Axes, pooled: Mapping[tuple[str, str], Pooled]) -> None:
     _rows(axes, names)
     axes.axvline(0, color=INK, lw=0.8)
     axes.set_xlabel("reduction of loss, % (right is better)")
-    axes.set_title("Pooled over all workloads (ticks)")
+    axes.set_title("Pooled over text and images (ticks)")
 
 
 def _bar(

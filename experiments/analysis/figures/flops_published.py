@@ -1,6 +1,6 @@
-"""Our FLOP counts against the published ones: rings follow our conventions, filled points are the
-nearer of that and the source's own. The band is 1%; what lies beyond the
-axis stands at its end, filled points with their value."""
+"""Our FLOP counts against the published ones. Rings follow our conventions, filled points (ten of
+SPDF's are result 9) are the nearer of that and the source's own. The band is 1%; what lies beyond
+the axis stands at its end."""
 
 import pandas as pd
 from matplotlib.figure import Figure
