@@ -9,7 +9,7 @@ from sparse_lib.execution.backend import Backend, backend, compile
 from sparse_lib.execution.costs import Costs, default_costs, worth_skipping
 from sparse_lib.execution.explain import explain
 from sparse_lib.flops.ledger import Ledger
-from sparse_lib.packed import PackedLayer, pack, unpack
+from sparse_lib.packed import PackedLayer, pack
 from sparse_lib.simulation.devices import device_spec
 from sparse_lib.simulation.host import probe_host
 from sparse_lib.simulation.spec import DeviceSpec
@@ -30,6 +30,5 @@ __all__ = [
     "pack",
     "probe_host",
     "simulate",
-    "unpack",
     "worth_skipping",
 ]

@@ -8,26 +8,20 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from sparse_lib.checks import check_finite
-from sparse_lib.core.guard import MaskGuard, guards, mask_name
-from sparse_lib.core.optimizers import innermost
+from sparse_lib.core.guard import guards, mask_name
 from sparse_lib.execution import kernels, products
 from sparse_lib.execution.layers import is_watched, skipping_mixin
 from sparse_lib.execution.products import Rows, SkipProduct, Structures, Windows
 
 _WEIGHT, _MASK = "weight", mask_name("weight")
-#: Optimizers that read the shape of a weight.
-_OF_MATRICES = ("Adafactor", "Muon")
-#: Marks parameters that took another's place in an optimizer.
-_EXCHANGED = "_sparse_lib_exchanged"
 
 
 class PackedLayer(nn.Module):
@@ -67,7 +61,8 @@ class PackedLayer(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The dense weight, made at each call; its gradients reach `values`."""
-        return _spread(self.mask, self.values)
+        mask, values = self.mask, self.values
+        return values.new_zeros(mask.shape).masked_scatter(mask, values)
 
     # `torch.compiler.disable`, but the compiler is imported at the first call.
     @torch._disable_dynamo
@@ -140,22 +135,19 @@ def _empty_layer(kind: type[nn.Module]) -> nn.Module:
     return object.__new__(_class_of(kind))  # type: ignore[arg-type]
 
 
-def pack(
-    model: nn.Module, optimizer: Optimizer | None = None, *, least_sparsity: float = 0.5
-) -> list[str]:
+def pack(model: nn.Module, *, least_sparsity: float = 0.5) -> list[str]:
     """Have masked layers hold their unmasked weights alone, in place.
 
     For training under masks that change no more: weights, gradients and optimizer states of a
     layer that is 90% sparse take about a tenth, and with the positions that the kernels read about
     a quarter, of what they took. The layers skip their masked work as those of
     `sparse_lib.device.compile` do, with the same bits; where the kernels cannot run, they multiply
-    a dense weight made for the occasion. Algorithms let go of the packed weights.
+    a dense weight made for the occasion. Algorithms let go of the packed weights. The optimizer is
+    made afterwards, from the packed model's parameters.
 
     Args:
         model: Any module that holds masked Linear, Conv2d or transformers' Conv1D layers. Tied and
             parametrized weights, grouped convolutions and sharded ones stay as they are.
-        optimizer: The model's, in the middle of a training or before it; its param groups get the
-            packed weights, and their states are packed. An optimizer may as well be made later.
         least_sparsity: Layers with a lower sparsity stay masked, in [0, 1]. Below about 0.5
             positions take more memory than is saved.
 
@@ -163,18 +155,17 @@ def pack(
         Full names of the weights that were packed, in model order.
 
     Raises:
-        TypeError: ``model`` is no module, or ``optimizer`` no optimizer.
+        TypeError: ``model`` is no module.
         ValueError: ``model`` is itself a layer or a compiled twin, or is wrapped for several
-            processes; the least sparsity is not in [0, 1]; a weight has hooks of its own or no
-            data; the optimizer that an algorithm was applied to is not given, or the one that is
-            given does not hold a weight, or reads the shapes of weights as Adafactor and Muon do.
+            processes; the least sparsity is not in [0, 1]; a weight has hooks of its own, no data,
+            or an optimizer that an algorithm was applied to.
     """
-    inner = _checked(model, optimizer, "pack")
+    _check(model)
     if not 0 <= check_finite(least_sparsity, "least_sparsity") <= 1:
         raise ValueError(f"least_sparsity must be in [0, 1], got {least_sparsity!r}")
     found = list(_packable(model, least_sparsity))
     for name, layer, _ in found:
-        _check_layer(inner, name, layer)
+        _check_layer(name, layer)
     for _, layer, geometry in found:
         if (guard := guards(layer).get(_WEIGHT)) is not None:
             if guard.driver is not None:
@@ -191,55 +182,22 @@ def pack(
         layer.__dict__.update(geometry=geometry, weight_shape=weight.shape, _bits=bits)
         layer.__dict__["_structures"] = None
         layer.__class__ = _class_of(type(layer))  # type: ignore[arg-type]
-        _exchange(inner, weight, values, functools.partial(torch.masked_select, mask=kept))
+        values.grad = None if weight.grad is None else weight.grad[kept]
     return [name for name, *_ in found]
 
 
-def unpack(model: nn.Module, optimizer: Optimizer | None = None) -> list[str]:
-    """Give packed layers their dense weights and masks back, in place.
-
-    The masks are enforced in forward and backward passes, as in a copy of a masked model, and
-    change no more: an algorithm that is applied to the model adopts them. Arguments, errors and
-    what is returned are as of `pack`; without packed layers nothing happens.
-    """
-    inner = _checked(model, optimizer, "unpack")
-    packed = [(path, m) for path, m in model.named_modules() if isinstance(m, PackedLayer)]
-    for _, layer in packed:
-        mask, values = layer.mask, layer.values
-        weight = nn.Parameter(layer.weight.detach(), requires_grad=values.requires_grad)
-        del layer._parameters["values"]
-        layer._parameters[_WEIGHT], layer._buffers[_MASK] = weight, mask
-        for name in ("geometry", "weight_shape", "_bits", "_structures"):
-            del layer.__dict__[name]
-        layer.__class__ = layer.dense_class  # type: ignore[assignment]
-        _exchange(inner, values, weight, functools.partial(_spread, mask))
-        MaskGuard(layer, _WEIGHT)
-    return [f"{path}.{_WEIGHT}" for path, _ in packed]
-
-
-def _spread(mask: Tensor, values: Tensor) -> Tensor:
-    return values.new_zeros(mask.shape).masked_scatter(mask, values)
-
-
-def _checked(model: Any, optimizer: Any, call: str) -> Optimizer | None:
-    """The optimizer inside its wrappers; raises where layers or states cannot be exchanged."""
+def _check(model: Any) -> None:
+    """Raise TypeError or ValueError where layers cannot be exchanged."""
     if not isinstance(model, nn.Module):
-        raise TypeError(f"{call} takes a torch.nn.Module, not {type(model).__name__}")
+        raise TypeError(f"pack takes a torch.nn.Module, not {type(model).__name__}")
     if skipping_mixin(type(model)) or isinstance(model, PackedLayer):
-        raise ValueError(f"{call} exchanges layers; give it the module that holds this one")
+        raise ValueError("pack exchanges layers; give it the module that holds this one")
     if "_original" in model.__dict__:
-        raise ValueError(f"{call} takes the model, not what sparse_lib.device.compile made of it")
+        raise ValueError("pack takes the model, not what sparse_lib.device.compile made of it")
     if any(type(module).__name__ == "DistributedDataParallel" for module in model.modules()):
-        raise ValueError(f"{call} comes before DistributedDataParallel, which keeps its parameters")
+        raise ValueError("pack comes before DistributedDataParallel, which keeps its parameters")
     if torch.is_inference_mode_enabled():
-        raise ValueError(f"{call} makes parameters, which inference_mode would make untrainable")
-    inner = innermost(optimizer) if hasattr(optimizer, "__dict__") else optimizer
-    name = type(inner).__name__
-    if not isinstance(inner, Optimizer | None):
-        raise TypeError(f"optimizer is a {name}, and must be a torch.optim.Optimizer")
-    if name in _OF_MATRICES:
-        raise ValueError(f"{name} reads the shapes of weights, and packed ones have only a length")
-    return inner
+        raise ValueError("pack makes parameters, which inference_mode would make untrainable")
 
 
 def _packable(
@@ -266,67 +224,15 @@ def _packable(
             yield f"{path}.{_WEIGHT}", layer, geometry
 
 
-def _check_layer(inner: Optimizer | None, name: str, layer: nn.Module) -> None:
+def _check_layer(name: str, layer: nn.Module) -> None:
     """Raise ValueError where a training would go on without a layer's packed weight."""
     weight, guard = layer.get_parameter(_WEIGHT), guards(layer).get(_WEIGHT)
     hooks = {**(weight._backward_hooks or {}), **(weight._post_accumulate_grad_hooks or {})}
     # Those of a guard and of algorithms go with them.
     if not all(getattr(h, "__module__", "").startswith("sparse_lib.") for h in hooks.values()):
         raise ValueError(f"{name!r} has hooks on its gradient, which would not see the packed one")
-    groups = [] if inner is None else inner.param_groups
-    held = any(param is weight for group in groups for param in group["params"])
-    driver = None if guard is None else guard.driver
-    is_driven = driver is not None and driver.drives(weight)
-    if not held and (is_driven or (inner is not None and weight.requires_grad)):
+    if guard is not None and guard.driver is not None and guard.driver.drives(weight):
         raise ValueError(
-            f"{name!r} is not in the optimizer that pack was given; give the one that trains it, "
-            "or set requires_grad to False"
+            f"an optimizer trains {name!r} and would go on with the dense weight; pack comes "
+            "before the optimizer"
         )
-    for key, state in ({} if inner is None else inner.state.get(weight, {})).items():
-        if not isinstance(state, Tensor) or state.numel() < 2:
-            continue
-        is_coded = state.dtype == torch.uint8 or hasattr(state, "codes")
-        if is_coded or state.shape != weight.shape:
-            why = "in codes by blocks" if is_coded else f"of shape {tuple(state.shape)}"
-            raise ValueError(
-                f"the optimizer's state {key!r} of {name!r} is {why}, and packing takes one number "
-                "per weight; train on with an optimizer that keeps these"
-            )
-
-
-def _exchange(
-    optimizer: Optimizer | None, old: Any, new: nn.Parameter, convert: Callable[[Tensor], Tensor]
-) -> None:
-    """Put a parameter in another's place in an optimizer, and convert its states and gradient."""
-    if old.grad is not None:
-        new.grad = convert(old.grad)
-    setattr(new, _EXCHANGED, True)
-    if optimizer is None:
-        return
-    for group in optimizer.param_groups:
-        # In place: LBFGS keeps the list.
-        group["params"][:] = [new if param is old else param for param in group["params"]]
-    if old in optimizer.state:
-        states = optimizer.state.pop(old)
-        optimizer.state[new] = {
-            key: convert(state) if getattr(state, "shape", None) == old.shape else state
-            for key, state in states.items()
-        }
-    if _check_loaded not in optimizer._optimizer_load_state_dict_post_hooks.values():
-        optimizer.register_load_state_dict_post_hook(_check_loaded)
-
-
-def _check_loaded(optimizer: Optimizer) -> None:
-    """Raise ValueError for loaded states of packed weights where they are dense, and vice versa.
-
-    Torch does not compare shapes, and its fused steps write beyond the shorter one.
-    """
-    for param, states in optimizer.state.items():
-        for key, state in states.items() if getattr(param, _EXCHANGED, False) else ():
-            if isinstance(state, Tensor) and state.numel() > 1 and state.shape != param.shape:
-                optimizer.state.clear()
-                raise ValueError(
-                    f"the loaded state {key!r} has the shape {tuple(state.shape)}, and its weight "
-                    f"{tuple(param.shape)}: states of a masked model are loaded before pack, those "
-                    "of a packed one after it"
-                )

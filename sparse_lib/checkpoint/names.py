@@ -79,8 +79,7 @@ def masked(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
     for path, module in checked(model).named_modules():
         if is_packed(module):
             raise ValueError(
-                f"layer {path!r} is packed; sparse_lib.device.unpack gives it its weight and mask "
-                "back"
+                f"layer {path!r} is packed; load the packed model's state dict into the masked one"
             )
         for name, param in module._parameters.items():
             mask = module._buffers.get(f"{name}_mask")

@@ -350,7 +350,7 @@ class SkipProduct(torch.autograd.Function):
         if batched.is_legacy_batchedtensor(gradient) or batched.is_batchedtensor(gradient):
             raise RuntimeError(
                 "the kernels take one gradient at a time, no batch of them (is_grads_batched, "
-                "vectorize=True); run the model itself, not its twin, or unpack it"
+                "vectorize=True); run the model itself, not its twin or a packed one"
             )
         dense, needs = wants_dense_gradient(ctx.parameter), ctx.needs_input_grad[:3]
         layer = *ctx.saved_tensors, ctx.geometry, ctx.structures
