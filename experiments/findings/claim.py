@@ -146,6 +146,7 @@ class Claim(Comparison):
 
     name: str
     title: str
+    short: str = Field("", description="its name in the headline")
     says: str = Field(description="what the source claims, in our words")
     source: SourceKey
     where: str

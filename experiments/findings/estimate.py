@@ -182,22 +182,22 @@ class Word:
         return f"{self.word}, {self.size}" if self.size else self.word
 
 
-def judge(found: Estimate, target: float, *, is_published: bool) -> Word:
+def judge(found: Estimate, target: float, *, published: str = "") -> Word:
     """The word of an interval, given the effect that is asked for.
 
     Args:
         target: The published effect in the same unit, or the smallest of interest with its sign.
-        is_published: Whether the target is a published effect, so that its size says something.
+        published: Words for the target where it is a published effect, so that its size counts.
     """
     if not found.has_interval:
         return Word(NO_TEST, reason=f"{found.seeds[0]} and {found.seeds[1]} seeds give no interval")
     side = math.copysign(1.0, target)
     low, high = sorted((found.low * side, found.high * side))
     size = abs(target)
-    kind = "published effect in our units" if is_published else "smallest effect of interest"
+    kind = published or "smallest effect of interest"
     whole, half = (f"{part:+.2g}".replace("-", "−") for part in (target, target / 2))
     if low > 0:
-        if not is_published:
+        if not published:
             return Word(SAME, reason="the interval lies on the published side of zero")
         where = "as large" if low <= size <= high else "smaller" if high < size else "larger"
         holds = "contains " if where == "as large" else ""

@@ -105,14 +105,15 @@ def _estimated(
     direction = comparison.direction or outcome.better
     target = claim.interest if direction == "higher" else -claim.interest
     published = comparison.published
-    has_size = published is not None and published.value is not None
-    if has_size:
+    size = ""
+    if published is not None and published.value is not None:
         target = published.value * (e.means[1] / published.of if published.of else 1.0)
+        size = "published share of our loss" if published.of else "published effect"
     costs = comparison.equal_flops
     gate = ask(evidence, rows, arms, outcome, rates=place.rates or claim.rates, equal_flops=costs)
     word = Word(NO_TEST, reason=gate.failed)
     if not gate.failed:
-        word = judge(e, target, is_published=has_size)
+        word = judge(e, target, published=size)
     unseen = unseen_word = None
     if place.seen:
         fresh = {
@@ -122,7 +123,7 @@ def _estimated(
         if all(len(fresh[arm]) >= LEAST_SEEDS for arm in arms):
             fresh = {arm: seeds for arm, seeds in fresh.items() if seeds}
             unseen = estimate(fresh, strata, sign=outcome.sign)
-            unseen_word = judge(unseen, target, is_published=has_size)
+            unseen_word = judge(unseen, target, published=size)
     compared = {(arm.model, arm.method, arm.recipe) for arm in arms}
     keys = zip(rows["model"], rows["method"], rows["recipe"], strict=True)
     own = rows[[key in compared for key in keys]]

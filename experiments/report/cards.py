@@ -108,31 +108,28 @@ def agrees(found: Finding) -> tuple[str, str]:
     that were new), ``no``, `OPEN` or `NO_TEST`.
     """
     name, size, sides = found.word.word, found.word.size, _sides(found)
+    said, times = found.comparison.published or found.claim.published, "the direction"
+    if name == SAME and said and size:
+        scaled = f"effect of {sources()[said.source].name} (as shares of the loss)"
+        whose = scaled if said.of else "published effect"
+        times = f"the direction, {found.ratio[0]:.1f} times the {whose}"
     if name == SAME and sides["worse"] and sides.total() > 2:
-        return "in part", f"worse at {sides['worse']} of {sides.total()} other settings"
-    if name == SAME and size == "smaller":
-        said = found.comparison.published or found.claim.published
-        of = "" if not said or said.source == found.claim.source else sources()[said.source].name
-        return (
-            "yes",
-            f"the direction, {found.ratio[0]:.1f} times the published size" + f" ({of})" * bool(of),
-        )
+        worse = f"worse at {sides['worse']} of {sides.total()} other settings"
+        return "in part", f"{times}, but {worse}"
     if name == SAME and size:
         ends = [max(e.low / found.target, e.high / found.target) for _, e in found.trend]
-        less = sum(end < 0.5 for end in ends)
-        if less:
-            there = f"{found.ratio[0]:.1f} times the published size; clearly less than half of it"
-            return "yes", f"the direction, {there} at {less} of {len(ends)} other settings"
-        return "yes", "direction and size"
-    if name == SMALLER and found.is_cost and found.claim.outcome is not None:
+        less = sum(end < 0.5 for end in ends) if size != "smaller" else 0
+        there = f"; clearly less than half of it at {less} of {len(ends)} other settings"
+        return "yes", times + there * bool(less)
+    if name == SMALLER and found.is_cost and found.claim.outcome and found.estimate:
         unit, side = found.claim.outcome.unit, math.copysign(1, found.target)
-        words = ", ".join(filter(None, [f"{abs(found.target) / 2:.2g} {unit}", found.claim.limit]))
-        change = "rises" if side > 0 else "falls"
-        kind = f"{found.claim.outcome.metric} {change} by less than {words}, or not at all"
+        seeds, limit = found.estimate.seeds[0], f"{abs(found.target) / 2:.2g} {unit}"
+        limit += f" ({found.claim.limit})" * bool(found.claim.limit)
+        kind = f"with all {seeds} seeds the cost is below our limit of {limit}"
         if (new := found.unseen) is not None and str(found.unseen_word) != str(found.word):
-            most = f"{max(side * new.low, side * new.high):.{DIGITS.get(unit, 2)}f} {unit}"
-            alone = f"the {new.seeds[0]} seeds run after a first look alone allow {most}"
-            return "in part", f"{kind}; {alone}"
+            most = f"{max(side * new.low, side * new.high):.{DIGITS.get(unit, 2)}f}"
+            alone = f"the {new.seeds[0]} seeds run after a first look, by themselves, reach {most}"
+            return "in part", f"{kind}; {alone} and do not confirm it"
         return "yes", kind
     return {
         SAME: ("yes", "the direction; sizes do not compare"),
@@ -174,7 +171,7 @@ def trend(found: Finding) -> str:
         return "; ".join(told)
     sides = _sides(found)
     counts = [f"{sides[side]} {side}" for side in ("better", "level", "worse") if sides[side]]
-    return f"{told[0]}; of {len(told)}: {', '.join(counts)}"
+    return f"{', '.join(counts)} of {len(told)}; for example {told[0]}"
 
 
 def row(number: int, found: Finding, evidence: Evidence) -> list[str]:
@@ -449,12 +446,13 @@ def reference() -> pd.DataFrame | None:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """Which results agree, by their numbers in the table."""
+    """Which results agree, by name and number in the table."""
     by_answer: dict[str, list[str]] = {}
     for number, found in enumerate(findings, 1):
         answer, kind = agrees(found)
-        note = f" ({kind.split(';')[0]})" if answer in ("yes", "no") else ""
-        by_answer.setdefault(answer, []).append(f"{number}{note}")
+        note = f": {kind.split(';')[0].split(' (')[0]}" if answer in ("yes", "no") else ""
+        named = f"{found.claim.short or found.claim.title} ({number}{note})"
+        by_answer.setdefault(answer, []).append(named)
     agree = by_answer.pop("yes", [])
     parts = [f"{len(agree)} of {len(findings)} published results agree with ours"]
     parts[0] += f": {', '.join(agree)}" * bool(agree)

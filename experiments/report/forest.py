@@ -61,12 +61,15 @@ def _ratios(axes: Axes, findings: Sequence[Finding], names: Mapping[str, str]) -
 
 def _shares(axes: Axes, findings: Sequence[Finding], names: Mapping[str, str]) -> None:
     for place, found in enumerate(reversed(findings)):
-        assert found.claim.outcome is not None
-        gain = (found.claim.outcome.sign * end for end in found.share)
+        assert found.claim.outcome is not None and found.estimate is not None
+        e, sign = found.estimate, found.claim.outcome.sign
+        gain = [sign * end for end in (e.effect, e.low, e.high)]
+        if found.claim.outcome.metric == "perplexity":
+            gain = [sign * math.log1p(share / 100) for share in found.share]
         _bar(axes, place, *gain, COLORS[found.word.word])
     _rows(axes, [names[found.claim.name] for found in reversed(findings)])
     axes.axvline(0, color=INK, lw=0.8)
-    axes.set_xlabel("gain in loss or perplexity, % (right is better)")
+    axes.set_xlabel("reduction of loss, nats (right is better)")
     axes.set_title("Published without a comparable number")
 
 

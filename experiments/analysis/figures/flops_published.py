@@ -1,6 +1,6 @@
-"""Our FLOP counts against the published ones. Rings follow our conventions, filled points (ten of
-SPDF's are result 9) are the nearer of that and the source's own. The band is 1%; what lies beyond
-the axis stands at its end."""
+"""Our FLOP counts against published ones. Rings: our conventions, which result 9's ten of SPDF
+follow. Filled: ours or the source's own, whichever is nearer. The band is 1%; what lies beyond the
+axis stands at its end."""
 
 import pandas as pd
 from matplotlib.figure import Figure

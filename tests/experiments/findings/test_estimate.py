@@ -90,15 +90,15 @@ def interval(low, high):
     ],
 )
 def test_word_follows_from_interval_zero_and_published_effect(low, high, target, word, size):
-    found = judge(interval(low, high), target, is_published=True)
+    found = judge(interval(low, high), target, published="published effect")
     assert (found.word, found.size) == (word, size)
 
 
 def test_words_say_how_many_seeds_would_do_and_err_as_often_as_the_policy_says():
-    found = judge(interval(-1, 1), 1.0, is_published=True)
+    found = judge(interval(-1, 1), 1.0, published="published effect")
     assert "32 seeds" in found.reason  # 2 * (4 * sd / effect)^2 at a deviation of 1
     found = estimate(cells(a=[1.0], b=[0.0]), PAIR)
-    assert judge(found, 1.0, is_published=True).word == NO_TEST
+    assert judge(found, 1.0, published="published effect").word == NO_TEST
     assert sum(directions(0.0, 0.25)) == pytest.approx(0.05, abs=0.03)
     assert directions(1.0, 0.25)[0] == pytest.approx(0.97, abs=0.03)
     assert directions(1.0, 0.5)[0] == pytest.approx(0.5, abs=0.07)
@@ -115,7 +115,8 @@ def directions(effect, error, seeds=5, draws=400):
     draw[:, 0] += effect
     for values in draw:
         drawn = {one: dict(enumerate(own)) for one, own in zip(arms, values, strict=True)}
-        words.append(judge(estimate(drawn, [(arms[0], arms[1])]), 1.0, is_published=True).word)
+        e = estimate(drawn, [(arms[0], arms[1])])
+        words.append(judge(e, 1.0, published="published effect").word)
     return words.count(SAME) / draws, words.count(OPPOSITE) / draws
 
 
