@@ -1,4 +1,4 @@
-"""Exported models, read whole or not at all."""
+"""Exported models, read whole or not at all, and run without the work of their zeros."""
 
 from __future__ import annotations
 
@@ -55,6 +55,33 @@ def read_model(model_dir: Path, auto_model: Any) -> Any:
         if not bool(weight.isfinite().all()):
             raise UserError(f"{model_dir} has weights that are no finite numbers, in {name}")
     return model.eval()
+
+
+def skipping(model: Any, execution: str) -> Any:
+    """The model, or its twin whose layers skip their zeros where that is faster.
+
+    The weights tell what is masked, so any exported model will do. Scores differ by rounding.
+
+    Args:
+        model: in evaluation mode, on its device and in its number format.
+        execution: ``"auto"`` or ``"dense"``; anything but float32 on the CPU runs dense.
+    """
+    import torch
+
+    from sparse_lib.configure import configure
+    from sparse_lib.device import compile, worth_skipping
+    from sparse_lib.layers import default_filter
+
+    first = next(model.parameters())
+    if execution == "dense" or first.device.type != "cpu" or first.dtype != torch.float32:
+        return model
+    for name, weight in model.named_parameters():
+        if default_filter(name, weight, model):
+            zeros = float((weight == 0).float().mean())
+            if worth_skipping(weight.shape[0], weight[0].numel(), zeros):
+                configure({"algorithm": "static", "init_method": "from_zeros"}).apply(model)
+                return compile(model)
+    return model
 
 
 def read_tokenizer(model_dir: Path) -> Any:

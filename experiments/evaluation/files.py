@@ -32,11 +32,6 @@ def hash_files(root: Path, paths: Iterable[Path]) -> str:
     return digest({path.relative_to(root).as_posix(): file_digest(path) for path in found})
 
 
-def run_of(model_dir: Path) -> str:
-    """Name of the run that exported a model."""
-    return model_dir.resolve().parent.name if model_dir.name == "model" else model_dir.name
-
-
 class NoRows(UserError):
     """A prepared dataset has nothing that a task could ask."""
 
@@ -83,8 +78,9 @@ def scored_once(
     if key not in known or "scores" not in known[key]:
         began = time.perf_counter()
         scores = score()
+        folder = model_dir.resolve().parent if model_dir.name == "model" else model_dir
         known[key] = {
-            "run": run_of(model_dir),
+            "run": folder.name,
             "machine": machine.facts(),
             "suite": suite,
             **hashes,

@@ -66,8 +66,11 @@ def task_of(model_dir: Path) -> str:
         return "lm"
     if any(str(name).endswith("ForImageClassification") for name in names):
         return "vision"
+    from experiments.models import _networks
+
     kind = config.get("model_type")
-    if kind in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES and _is_ours(names):
+    is_ours = all(hasattr(_networks, str(name)) for name in names)
+    if kind in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES and is_ours:
         return "vision"
     if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not names:
         return "lm"
@@ -75,10 +78,3 @@ def task_of(model_dir: Path) -> str:
         f"{model_dir} holds {', '.join(map(str, names)) or kind}; only causal language models "
         "and image classifiers can be scored"
     )
-
-
-def _is_ours(names: list[str]) -> bool:
-    """Whether a classifier is of no class, or of one of `experiments.models._networks`."""
-    from experiments.models import _networks
-
-    return all(hasattr(_networks, str(name)) for name in names)

@@ -29,12 +29,7 @@ OWN_TASKS = Path(__file__).parent / "lm" / "tasks"
 Splits = Several[Literal["validation", "test"]]
 
 
-def _is_metric(name: str) -> str:
-    metrics.path(name)
-    return name
-
-
-Metrics = Several[Annotated[str, AfterValidator(_is_metric)]]
+Metrics = Several[Annotated[str, AfterValidator(lambda name: metrics.path(name).stem)]]
 
 
 class Perplexity(Strict):
@@ -130,21 +125,16 @@ def _own_task(path: Path) -> dict[str, Any]:
     return yaml.load(path.read_text(encoding="utf-8"), Loader=_TaskLoader)
 
 
-def own_tasks() -> dict[str, str]:
-    """Our own tasks, each with the file of a prepared dataset that it reads."""
-    own = [_own_task(path) for path in sorted(OWN_TASKS.glob("*.yaml"))]
-    return {task["task"]: task["dataset_kwargs"]["file"] for task in own}
-
-
 def applicable(suite: Suite, data_dir: Path | None) -> list[TaskEntry]:
     """Entries of a suite that fit a prepared dataset."""
     if data_dir is None:
         return [*suite.tasks]
-    own = own_tasks()
+    ours = map(_own_task, OWN_TASKS.glob("*.yaml"))
+    files = {task["task"]: data_dir / task["dataset_kwargs"]["file"] for task in ours}
     found = [
         entry
         for entry in suite.tasks
-        if entry.folder or entry.task not in own or (data_dir / own[entry.task]).exists()
+        if entry.folder or entry.task not in files or files[entry.task].exists()
     ]
     fits = any(entry.folder is None and not entry.fallback for entry in found)
     return [entry for entry in found if not (fits and entry.fallback)]

@@ -13,10 +13,9 @@ from experiments.data.base import SPLITS
 from experiments.data.files import read_meta
 from experiments.errors import UserError
 from experiments.evaluation import metrics
-from experiments.evaluation.exported import read_model
+from experiments.evaluation.exported import read_model, skipping
 from experiments.evaluation.files import hash_files, scored_once
 from experiments.evaluation.outputs import Images
-from experiments.evaluation.skipping import skipping
 from experiments.evaluation.suite import ImageSuite, load_suite, suite_code_hash
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from experiments.errors import UserError, refusals
-from experiments.evaluation.exported import read_model, read_tokenizer
-from experiments.evaluation.skipping import skipping
+from experiments.evaluation.exported import read_model, read_tokenizer, skipping
 from experiments.machine import keep_memory
 
 #: Logits held at once (elements); fewer rows run together where a batch would have more.
