@@ -39,7 +39,8 @@ def facts(num_threads: int | None = None, *, device: str = "cpu") -> dict[str, A
 
     num_threads = torch.get_num_threads() if num_threads is None else num_threads
     found = {**_processor(), "cores": os.cpu_count(), "num_threads": num_threads}
-    found |= {"versions": _libraries(), "torch_isa": _torch_isa(), "kernels": _kernels()}
+    isa = str(torch.backends.cpu.get_cpu_capability())
+    found |= {"versions": _libraries(), "torch_isa": isa, "kernels": _kernels()}
     if not device.startswith("cpu"):
         found["accelerator"] = torch.cuda.get_device_name(device)
     return found
@@ -61,11 +62,6 @@ def versions() -> dict[str, str]:
         "transformers": version("transformers"),
         **_libraries(),
     }
-
-
-def processor() -> str:
-    """Return the processor's model name."""
-    return str(_processor()["processor"])
 
 
 def _processor() -> dict[str, Any]:
@@ -98,12 +94,6 @@ def _number(text: str | None) -> int | None:
 def _libraries() -> dict[str, str]:
     library = importlib.import_module("sparse_lib")
     return {"torch": version("torch"), "numpy": version("numpy"), "sparse_lib": library.__version__}
-
-
-def _torch_isa() -> str:
-    import torch
-
-    return str(torch.backends.cpu.get_cpu_capability())
 
 
 def _kernels() -> dict[str, Any]:

@@ -29,7 +29,6 @@ from experiments.store.io import read_json, write_json
 from experiments.store.record import Record, read_record
 
 MB = 10**6
-PIECE_MB = 60
 #: Distributions that a training and its scores import; their requirements come with them.
 NEEDED = tuple(
     "torch numpy transformers safetensors pydantic typer pyyaml filelock psutil rich jinja2".split()
@@ -45,8 +44,8 @@ def pack(
     out: Path,
     *,
     limit_mb: float,
-    piece_mb: int = PIECE_MB,
-    has: Collection[str] = (),
+    piece_mb: int,
+    has: Collection[str],
     python: str | None = None,
 ) -> dict[str, Any]:
     """Write runs as pieces that a machine without network trains.
@@ -61,7 +60,7 @@ def pack(
     if out.exists() and any(out.iterdir()):
         raise UserError(f"out is {str(out)!r}, which is not empty; name a new folder")
     out.mkdir(parents=True, exist_ok=True)
-    specs = {run.data_label: run.spec for run in runs}
+    specs = {run.spec.data.label: run.spec for run in runs}
     data = {
         label: tasks.ensure(spec.task, spec.data, paths.data(label))
         for label, spec in specs.items()
@@ -97,9 +96,9 @@ def pack(
         "bytes": total,
         "pieces": {path.name: file_digest(path) for path in sorted(out.glob("piece.*"))},
         "runs": [
-            {"run": run.id, "scale": run.scale, "spec_hash": run.spec_hash,
+            {"run": run.id, "scale": run.scale, "spec_hash": run.spec.hash,
              "code_hash": training_code_hash(run.spec),
-             "data_hash": read_json(data[run.data_label] / "meta.json")["hash"]}
+             "data_hash": read_json(data[run.spec.data.label] / "meta.json")["hash"]}
             for run in runs
         ],
     }  # fmt: skip
@@ -134,13 +133,14 @@ def returned(folder: Path) -> list[tuple[Run, Path]]:
 
 def _check(record: Record, run: Run, path: Path) -> None:
     """Refuse a record that this repository would not have made."""
-    meta = paths.data(run.data_label) / "meta.json"
+    label = run.spec.data.label
+    meta = paths.data(label) / "meta.json"
     if not meta.is_file():
         raise UserError(
-            f"{path}: prepare its data first: python -m experiments prepare --data {run.data_label}"
+            f"{path}: prepare its data first: python -m experiments prepare --data {label}"
         )
     for what, own, other in (
-        ("spec", run.spec_hash, record.spec_hash),
+        ("spec", run.spec.hash, record.spec_hash),
         ("code", training_code_hash(run.spec), record.code_hash),
         ("data", read_json(meta)["hash"], record.data.hash),
     ):

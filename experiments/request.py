@@ -93,7 +93,7 @@ class Request:
         if self.again or self.config["reuse"] != "only":
             names, runs = {*shown}, self.runs(self.scale).values()
             wanted = self.again or [run for run in runs if names & {*run.studies}]
-            problems = map(self._missing, {run.data_label: run for run in wanted}.values())
+            problems = map(self._missing, {run.spec.data.label: run for run in wanted}.values())
             found += [f"Missing data: {problem}" for problem in problems if problem]
         if not shown:
             found.append(
@@ -104,7 +104,7 @@ class Request:
 
     def _missing(self, run: Run) -> str | None:
         """One sentence on a run's missing data, if they neither lie here nor can be made here."""
-        if not self.config["offline"] or (paths.data(run.data_label) / "meta.json").is_file():
+        if not self.config["offline"] or (paths.data(run.spec.data.label) / "meta.json").is_file():
             return None
         tokenizer, mirror = getattr(run.spec.data, "tokenizer", None), self.config["mirror"]
         return data.available(run.spec.data.name, mirror, tokenizer=tokenizer)
@@ -183,7 +183,7 @@ class Request:
             own = paths.run(run.scale, run.id) / "record.json"
             makes = not self.again or run.id in again or own.exists()
             borrows = run.id not in again and (self.config["reuse"] != "none" or not makes)
-            if borrows and reference.reusable(run, data_folder=paths.DATA):
+            if borrows and reference.reusable(run):
                 ids.append(run.id)
             elif makes and (self.config["reuse"] != "only" or run.id in again):
                 files.append(own.as_posix())
@@ -249,7 +249,7 @@ class Request:
         return self._inputs(self.run(wildcards), paths.verified, "record.json")
 
     def _inputs(self, run: Run, folder: Callable[[str, str], Path], *names: str) -> list[str]:
-        files = [paths.data(run.data_label) / "meta.json"]
+        files = [paths.data(run.spec.data.label) / "meta.json"]
         if run.first is not None:
             files += [folder(run.scale, run.first) / name for name in names]
         return [file.as_posix() for file in files]
@@ -276,7 +276,7 @@ class Request:
         """Hash of the code that prepares the data of one folder."""
         for scale in (self.scale, *SCALES):
             for run in self.runs(scale).values():
-                if run.data_label == wildcards.data:
+                if run.spec.data.label == wildcards.data:
                     file = data.file_of(run.spec.data.name)
                     return code.preparation_code_hash(file, run.spec.task)
         raise SpecError(f"data is {wildcards.data!r}, which no study uses")

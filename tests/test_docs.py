@@ -215,7 +215,7 @@ CHANGES = {
 
 def hashes(folder):
     runs = all_runs("quick", folder=folder)
-    return {name: run.spec_hash for name, run in runs.items() if "sparsity_library" in run.studies}
+    return {name: run.spec.hash for name, run in runs.items() if "sparsity_library" in run.studies}
 
 
 @pytest.mark.parametrize(("heading", "diff"), DIFFS, ids=[heading for heading, _ in DIFFS])

@@ -114,7 +114,7 @@ def call(*words):
 study = ("--study", "my_question", "--scale", "smoke")
 call("plan", *study)
 runs = study_runs(load_study("my_question"), "smoke")
-call("prepare", "--data", runs[0].data_label)
+call("prepare", "--data", runs[0].spec.data.label)
 for run in runs:
     call("train", "--run", run.id, "--score")
     call("evaluate", "--run", run.id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from experiments.cli import inspect, pack, plan, report, train, verify  # noqa: F401  they register their commands
+from experiments.cli import inspect, pack, report, train, verify  # noqa: F401  they register their commands
 from experiments.cli.options import app
 from experiments.errors import UserError, explained, sentence
 

@@ -1,4 +1,4 @@
-"""Commands that change nothing: whether studies are right, what came out, and where it is."""
+"""Commands that change nothing: whether studies are right, what they cost, and what came out."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import typer
 
 from experiments import data as datasets
 from experiments import models
-from experiments.cli.options import app, check_device
+from experiments.cli.options import Scale, app, check_device
 from experiments.errors import UserError, reason, refusals
-from experiments.specs.expand import runs_of
+from experiments.specs.expand import BUDGET_CORE_S, all_runs, computation_costs, runs_of
 from experiments.specs.lookup import find_run
+from experiments.specs.read import check_study, load_study, study_names
 from experiments.specs.run import Run, RunSpec
 from experiments.specs.schema import SCALES, SpecError
-from experiments.store import paths
-from experiments.store.io import read_cache
+from experiments.store import paths, reference
+from experiments.store.io import read_cache, read_json
 
 if TYPE_CHECKING:
     from experiments.store.record import Record
@@ -121,6 +122,72 @@ def _last_sparsity(config: dict[str, Any], num_steps: int) -> float | None:
     return weight.final_sparsity
 
 
+@app.command("plan")
+def print_plan(
+    scale: Scale = "quick",
+    study: str = "all",
+    missing: Annotated[
+        bool, typer.Option("--missing", help="only what is neither finished here nor committed")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+) -> None:
+    """Print the runs of a scale and what they cost in core-seconds, as their studies expect it.
+
+    With --study, the library checks their configurations first, as `check` does of all studies.
+    """
+    check_study(study, "all")
+    every = all_runs(scale, broken=None if study == "all" else {})
+    chosen = [
+        run
+        for run in every.values()
+        if study in ("all", *run.studies) and not (missing and _has_record(run))
+    ]
+    if study != "all":
+        check_runs(chosen)
+    chosen_studies = [name for name in study_names() if study in ("all", name)]
+    names = {c.name for name in chosen_studies for c in load_study(name).computations}
+    costs = {
+        name: cost
+        for name, cost in computation_costs(scale).items()
+        if name in names and not (missing and _is_made(name, scale))
+    }
+    if as_json:
+        runs = [
+            {"run": run.id, "studies": run.studies, "core_seconds": run.core_seconds}
+            for run in chosen
+        ]
+        print(json.dumps({"runs": runs, "computations": costs}, indent=1))
+        return
+    for run in chosen:
+        kept = reference.entries().get(run.id)
+        other = kept is not None and kept.spec_hash != run.spec.hash
+        note = "; declared, and the committed run has other settings" if other else ""
+        print(f"{run.core_seconds:8.0f}  {run.id}  ({', '.join(run.studies)}{note})")
+    for name, cost in costs.items():
+        print(f"{cost:8.0f}  computation {name}")
+    total = sum(run.core_seconds for run in chosen) + sum(costs.values())
+    print(f"{total:8.0f}  declared core-seconds in {len(chosen)} runs")
+    budget = BUDGET_CORE_S.get(scale)
+    if budget:
+        planned = sum(run.core_seconds for run in every.values())
+        planned += sum(computation_costs(scale).values())
+        over = f", over it by {planned - budget:,.0f}" if planned > budget else ""
+        print(f"{planned:8.0f}  of all studies, whose budget is {budget:,}{over}")
+
+
+def _is_made(name: str, scale: str) -> bool:
+    """Whether a computation's tables are here, or committed."""
+    folders = paths.computation(scale, name), paths.REFERENCE / name
+    return any(True for folder in folders for _ in folder.glob("*.csv"))
+
+
+def _has_record(run: Run) -> bool:
+    """Whether a run is finished here, or a committed record that fits stands for it."""
+    own = paths.run(run.scale, run.id) / "record.json"
+    finished = own.is_file() and read_json(own).get("spec_hash") == run.spec.hash
+    return finished or reference.reusable(run)
+
+
 @app.command()
 def show(
     run: Annotated[str, typer.Argument(help="a run id")],
@@ -130,9 +197,6 @@ def show(
 ) -> None:
     """Print the record of a run as JSON; its command and where it was made go to stderr."""
     paths.name("run", run)
-    from experiments.store import reference
-    from experiments.store.io import read_json
-
     own = next(iter(sorted(paths.RESULTS.glob(f"*/runs/{run}/record.json"))), None)
     record = reference.find(run) if committed or own is None else read_json(own)
     where = "committed" if committed or own is None else str(own)
@@ -144,14 +208,15 @@ def show(
 def compare(runs: Annotated[list[str], typer.Argument(help="run ids")]) -> None:
     """Print runs side by side: what was made here and what is committed."""
     found = [pair for name in runs for pair in _records_of(find_run(name))]
+    from rich import print as show_table
+
     from experiments.cli import terminal
 
-    terminal.show(terminal.compare(found))
+    show_table(terminal.compare(found))
 
 
 def _records_of(run: Run) -> list[tuple[str, Record]]:
     """The record made here and the committed one; raises `SpecError` where there is neither."""
-    from experiments.store import reference
     from experiments.store.record import checked, read_record
 
     here = paths.run(run.scale, run.id) / "record.json"

@@ -54,7 +54,7 @@ def collect(
     others = [
         name
         for name, run in known.items()
-        if committed and name not in records and reference.reusable(run, data_folder=paths.DATA)
+        if committed and name not in records and reference.reusable(run)
     ]
     own = [*records.values(), *reference.find_all(others).values()]
     write_tables(own, facts, folder, committed=others)

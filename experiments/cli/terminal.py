@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -16,15 +15,6 @@ from experiments.store.record import Record
 FACTS = ("model", "dataset", "method", "sparsity", "seed", "recipe", "cpu")
 
 
-#: Begins the task of a score that belongs to one class.
-CLASS = "class:"
-
-
-def show(table: Table) -> None:
-    """Print a table."""
-    Console().print(table)
-
-
 def scores(evaluation: dict[str, Any], title: str) -> Table:
     """The scores of an evaluation, one row each; one row for all classes of images."""
     table = Table(title=escape(title))
@@ -33,7 +23,7 @@ def scores(evaluation: dict[str, Any], title: str) -> Table:
     of_classes: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for score in evaluation["scores"]:
         names = (score["task"], score["metric"], score.get("split") or "")
-        if names[0].startswith(CLASS):
+        if names[0].startswith("class:"):
             of_classes.setdefault(names[1:], []).append(score)
             continue
         facts = [score.get(key) for key in ("value", "stderr", "chance", "num_items")]

@@ -86,13 +86,13 @@ def train(
     from experiments.training import loop as training
     from experiments.training.trainer import say
 
-    folder, state_dir = paths.run(chosen.scale, chosen.id), paths.state(chosen.id, chosen.spec_hash)
+    folder, state_dir = paths.run(chosen.scale, chosen.id), paths.state(chosen.id, chosen.spec.hash)
     try:
         training.train(
             chosen.spec,
             code_hash=training_code_hash(chosen.spec),
             command=rerun_command([run]),
-            data_dir=paths.data(chosen.data_label),
+            data_dir=paths.data(chosen.spec.data.label),
             out=folder,
             state_dir=state_dir,
             num_threads=threads,
@@ -128,7 +128,7 @@ def score_run(run: Run, log: Path | None) -> None:
             scoring.evaluate_model(
                 folder / "model",
                 run.spec.suite,
-                data_dir=paths.data(run.data_label),
+                data_dir=paths.data(run.spec.data.label),
                 out=Path(scratch) / "eval.json",
                 cache=folder,
                 task=run.spec.task,
@@ -207,7 +207,7 @@ def evaluate(
         folder = paths.run(chosen.scale, chosen.id)
         own = chosen.spec.suite
         model, out = folder / "model", out or (None if suite else folder / "eval.json")
-        data = data or paths.data(chosen.data_label)
+        data = data or paths.data(chosen.spec.data.label)
         suite = suite or own
     else:
         assert model is not None
@@ -219,6 +219,8 @@ def evaluate(
         raise SpecError(f"{model} is no folder with an exported model; train the run first")
     if out is None:
         out = model.parent / f"eval-{paths.name('suite', Path(suite).stem)}.json"
+    from rich import print as show_table
+
     from experiments.cli import terminal
 
     result = scoring.evaluate_model(model, suite, data_dir=data, out=out, task=task)
@@ -226,7 +228,7 @@ def evaluate(
         from experiments.store.record import gather
 
         gather(model.parent)
-    terminal.show(terminal.scores(result, f"{model}, suite {result['suite']}"))
+    show_table(terminal.scores(result, f"{model}, suite {result['suite']}"))
 
 
 def _data_of(model: Path) -> Path | None:

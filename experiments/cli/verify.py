@@ -25,8 +25,6 @@ from experiments.store.io import read_json, write_whole
 if TYPE_CHECKING:
     from experiments.store.verification import Verified
 
-RunIds = Annotated[str | None, typer.Option("--run", help="run ids, with commas")]
-
 
 def named_runs(run: str | None, study: str | None, scale: str | None) -> list[Run]:
     """The committed runs that a command names; raises `SpecError` where there are none."""
@@ -50,7 +48,7 @@ def named_runs(run: str | None, study: str | None, scale: str | None) -> list[Ru
 
 @app.command()
 def verify(
-    run: RunIds = None,
+    run: Annotated[str | None, typer.Option("--run", help="run ids, with commas")] = None,
     study: Annotated[str | None, typer.Option(help="the committed runs of a study")] = None,
     scale: Annotated[str | None, typer.Option(help="of a scale; default: quick")] = None,
     trained: Annotated[
@@ -77,23 +75,18 @@ def verify(
             raise SpecError(f"{record} is missing: verify it without --trained")
         found.append(_judge(chosen, record))
         print(found[-1].line(), flush=True)
-    finish(found, out)
-
-
-def _judge(run: Run, path: Path) -> Verified:
-    """Compare a new record with the committed one."""
-    recorded = reference.find(run.id)
-    return verification.judge(recorded, read_json(path), seeds=reference.seeds_of(run))
-
-
-def finish(found: list[Verified], out: Path | None = None) -> None:
-    """Print how many came out as recorded, and end the command."""
     print(verification.summary(found))
     if out is not None:
         lines = "".join(json.dumps(item._asdict()) + "\n" for item in found)
         write_whole(out, lines.encode())
     if not all(item.is_good for item in found):
         raise typer.Exit(1)
+
+
+def _judge(run: Run, path: Path) -> Verified:
+    """Compare a new record with the committed one."""
+    recorded = reference.find(run.id)
+    return verification.judge(recorded, read_json(path), seeds=reference.seeds_of(run))
 
 
 @app.command(hidden=True)
@@ -118,14 +111,14 @@ def train_again(run: Run, *, repeat: bool = False) -> None:
     from experiments.training import loop as training
 
     shutil.rmtree(folder, ignore_errors=True)
-    data = tasks.ensure(run.spec.task, run.spec.data, paths.data(run.data_label))
+    data = tasks.ensure(run.spec.task, run.spec.data, paths.data(run.spec.data.label))
     training.train(
         run.spec,
         code_hash=training_code_hash(run.spec),
         command=f"python -m experiments verify --run {run.id}",
         data_dir=data,
         out=folder,
-        state_dir=paths.state(run.id, run.spec_hash, root=paths.STATE / "verify"),
+        state_dir=paths.state(run.id, run.spec.hash, root=paths.STATE / "verify"),
         num_threads=1,
         first=paths.verified(run.scale, run.first) / "model" if run.first else None,
     )

@@ -29,7 +29,7 @@ from experiments.specs.lookup import rerun_command
 from experiments.specs.planned import PlannedStudy
 from experiments.specs.run import RunSpec
 from experiments.specs.schema import SpecError
-from experiments.store import parquet, paths, tidy, verification
+from experiments.store import parquet, paths, verification
 from experiments.store.record import Record
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -134,11 +134,14 @@ def render_study(
         empty: Figures without data yet.
     """
     made = [Record.model_validate(value) for value in finished]
-    methods, committed = Methods(study), set(records.loc[records["committed"], "run"])
+    methods, present = Methods(study), set(records["run"])
+    committed = set(records.loc[records["committed"], "run"])
     names = {run.id: (_name(run.spec, methods), run.spec.seed) for run in study.runs}
     behind: dict[tuple[str, ...], None] = {}
     nine = ledger.nine(evidence, study.name)
-    pictures = _pictures(study, out_dir, empty)
+    files = sorted((out_dir / "figures").glob("*.png"))
+    pictures = {file.stem: f"figures/{file.name}" for file in files if file.stem not in empty}
+    pictures |= {f"{study.name}.{name}": path for name, path in pictures.items()}
     shown = [_read_table(out_dir / "tables", name, behind, names, methods) for name in study.tables]
     own = [cards.card(found, evidence, pictures) for found in nine]
     used = {path for each in own for _, path in each["pictures"]}
@@ -151,23 +154,16 @@ def render_study(
         "main": [table for table in shown[:1] if 0 < table["lines"] <= MOST_ROWS],
         "tables": [table for table in shown if table["text"]],
         "figures": [
-            {"path": pictures[f"{study.name}.{name}"], "caption": figures.caption(name)}
+            {"path": pictures[name], "caption": figures.caption(name)}
             for name in study.figures
-            if name not in empty and pictures[f"{study.name}.{name}"] not in used
+            if name not in empty and pictures[name] not in used
         ],
-        "missing": tidy.missing_runs(records, study),
+        "missing": [run.id for run in study.runs if run.id not in present],
         "committed": committed & names.keys(),
         "cost": cost.cost(made),
         "behind": [([names[run] for run in ids], rerun_command(ids)) for ids in behind],
     }
     return write_page("study", context, out_dir)
-
-
-def _pictures(study: PlannedStudy, out_dir: Path, empty: Collection[str]) -> dict[str, str]:
-    """Figure, and study.figure, of the study to its path from the page's folder."""
-    paths = sorted((out_dir / "figures").glob("*.png"))
-    shown = {path.stem: f"figures/{path.name}" for path in paths if path.stem not in empty}
-    return shown | {f"{study.name}.{name}": path for name, path in shown.items()}
 
 
 def _name(spec: RunSpec, methods: Methods) -> str:
@@ -195,17 +191,15 @@ def _read_table(
             table["trained again"] = [verification.words(ids) or None for ids in groups]
         hidden = ["runs", *(RUN_FACTS if "run" in table else ())]
         table = table.drop(columns=hidden, errors="ignore")
+        if "method" in table:
+            table["method"] = [methods[key].name for key in table["method"]]
         rows = [
-            [str(text.markdown_cell(_cell(value, key, methods))) for key, value in row.items()]
+            [str(text.markdown_cell(text.format_cell(value, key))) for key, value in row.items()]
             for row in table.to_dict("records")
         ]
         made = cards.table(list(table), rows) if rows else ""
     title, caption = name.replace("_", " "), tables.caption(name)
     return {"title": title, "caption": caption, "text": made, "lines": made.count("\n") - 1}
-
-
-def _cell(value: Any, column: str, methods: Methods) -> str:
-    return methods[value].name if column == "method" else text.format_cell(value, column)
 
 
 def render_index(

@@ -90,14 +90,10 @@ def _syntax(path: Path) -> Syntax:
             and ast.get_docstring(node, clean=False) is not None
         ):
             node.body = node.body[1:]
-    digest = hashlib.sha256(_dumped(tree).encode()).hexdigest()
-    return Syntax(tuple(sorted(modules)), digest)
-
-
-def _dumped(tree: ast.Module) -> str:
-    """A tree as Python 3.11 dumps it, so that all versions of Python give code one hash."""
+    # As Python 3.11 dumps it, so that all versions of Python give code one hash.
     shown = {"show_empty": True} if sys.version_info >= (3, 13) else {}
-    return ast.dump(tree, **shown).replace(", type_params=[]", "")
+    dumped = ast.dump(tree, **shown).replace(", type_params=[]", "")
+    return Syntax(tuple(sorted(modules)), hashlib.sha256(dumped.encode()).hexdigest())
 
 
 def _run_nodes(node: ast.AST) -> Iterator[ast.AST]:
@@ -108,12 +104,8 @@ def _run_nodes(node: ast.AST) -> Iterator[ast.AST]:
         queue += [
             child
             for child in ast.iter_child_nodes(node)
-            if not (isinstance(child, ast.If) and _is_for_types_only(child.test))
+            if not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING")
         ]
-
-
-def _is_for_types_only(test: ast.expr) -> bool:
-    return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
 
 
 @functools.cache

@@ -78,7 +78,8 @@ def _due(update: Mapping[str, Any], last: int) -> range:
 def _recipe(workload: Workload, name: str, variant: Variant, *, rate: float = 1.0) -> tasks.Recipe:
     """The recipe of a run, with its name and its steps."""
     data, base = workload.typed
-    base = base.with_budget(variant.budget_scale)
+    budget = max(1, round(getattr(base, base.BUDGET) * variant.budget_scale))
+    base = base.model_copy(update={base.BUDGET: budget})
     batch_size = max(1, round(base.batch_size * variant.batch_scale))
     steps = base.num_steps(data, batch_size)
     values = {

@@ -52,7 +52,7 @@ def _raise_broken(name: str, known: Collection[str], *scales: Scale) -> None:
 
 def _but_for_seed(run: Run) -> tuple[Any, ...]:
     """A key that runs share if they differ in their seed only."""
-    return (run.data_label, *({**run.spec.labels, "seed": None}.values()))
+    return (run.spec.data.label, *({**run.spec.labels, "seed": None}.values()))
 
 
 def find_runs(text: str) -> list[Run]:
@@ -100,7 +100,7 @@ def rerun_command(ids: Iterable[str]) -> str:
 
 def find_data(label: str) -> tuple[str, tasks.Data]:
     """Task and data of a folder of ``resources/data``, as the studies ask for it."""
-    known = {run.data_label: run.spec for run in known_runs().values()}
+    known = {run.spec.data.label: run.spec for run in known_runs().values()}
     _raise_broken(label, known)
     check_choice("data", label, known)
     return known[label].task, known[label].data

@@ -170,16 +170,6 @@ class Run:
         return self.spec.scale or ""
 
     @property
-    def spec_hash(self) -> str:
-        """Hash of what determines the trained weights."""
-        return self.spec.hash
-
-    @property
-    def data_label(self) -> str:
-        """Folder of the prepared data under ``resources/data``."""
-        return self.spec.data.label
-
-    @property
     def first(self) -> str | None:
         """Id of the run that this one starts from, if it is a second phase."""
         return None if self.spec.starts_from is None else self.spec.starts_from.run

@@ -63,11 +63,6 @@ def module_names(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
 
 
-def algorithm_names() -> list[str]:
-    """Algorithms on disk; their constructors are checked by ``python -m experiments check``."""
-    return module_names(ROOT / "sparse_lib" / "algorithms")
-
-
 @functools.cache
 def _classes(path: Path) -> list[str]:
     """Classes that a file defines."""
@@ -95,11 +90,11 @@ class Method(Treatment, Strict):
     @field_validator("sparsity")
     @classmethod
     def known_algorithm(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        """The algorithm must be a file of ``sparse_lib/algorithms``."""
+        """The algorithm is a file of ``sparse_lib/algorithms``; `check` reads its settings."""
         if value is not None:
-            name = value.get("algorithm")
-            check_choice("sparsity.algorithm", name, algorithm_names())
-            classes = _classes(ROOT / "sparse_lib" / "algorithms" / f"{name}.py")
+            name, folder = value.get("algorithm"), ROOT / "sparse_lib" / "algorithms"
+            check_choice("sparsity.algorithm", name, module_names(folder))
+            classes = _classes(folder / f"{name}.py")
             if name not in map(str.lower, classes):
                 raise UserError(
                     f"sparsity.algorithm is {name!r}, but sparse_lib/algorithms/{name}.py defines "

@@ -55,11 +55,15 @@ def write(records: Iterable[Mapping[str, Any]], folder: Path, *, level: int = 19
     Args:
         level: Of compression by zstd, 1 to 22; higher is smaller and slower.
     """
+    import pyarrow.parquet as pq
+
     rows, changed = _tables(sorted(records, key=lambda record: record["run"])), []
     for name in TABLES:
-        path, made = folder / f"{name}.parquet", _bytes(rows[name], level)
-        if not path.is_file() or path.read_bytes() != made:
-            write_whole(path, made)
+        path, stream = folder / f"{name}.parquet", io.BytesIO()
+        table = _arrow_table(rows[name])
+        pq.write_table(table, stream, compression="zstd", compression_level=level)
+        if not path.is_file() or path.read_bytes() != stream.getvalue():
+            write_whole(path, stream.getvalue())
             changed.append(path)
     return changed
 
@@ -93,11 +97,6 @@ def frames(records: Iterable[Mapping[str, Any]]) -> dict[str, pd.DataFrame]:
     others = [name for name in found["runs"] if name not in shown]
     found["runs"] = found["runs"][[*shown, *others]]
     return {name: table.drop(columns="nulls") for name, table in found.items()}
-
-
-def columns(path: Path, names: list[str]) -> list[Row]:
-    """Some columns of one file, row by row. Raises as `read` does."""
-    return _arrow(path, columns=names).to_pylist()
 
 
 def _tables(records: Iterable[Mapping[str, Any]]) -> dict[str, list[Row]]:
@@ -141,15 +140,6 @@ def _joined(row: Row, parts: Mapping[str, list[Row]]) -> Row:
     return record | {"curve": parts.get("curves", []), "layers": parts.get("layers", [])}
 
 
-def _bytes(rows: list[Row], level: int) -> bytes:
-    """Rows as a Parquet file."""
-    import pyarrow.parquet as pq
-
-    stream = io.BytesIO()
-    pq.write_table(_arrow_table(rows), stream, compression="zstd", compression_level=level)
-    return stream.getvalue()
-
-
 def _arrow_table(rows: list[Row]) -> pa.Table:
     """Rows as a table whose metadata say which columns are JSON."""
     import pyarrow as pa
@@ -189,10 +179,10 @@ def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def _arrow(
+def arrow(
     path: Path, runs: Collection[str] | None = None, columns: list[str] | None = None
 ) -> pa.Table:
-    """A file's table, or its rows of some runs."""
+    """A file's table, or its rows of some runs, or some of its columns. Raises as `read` does."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -219,7 +209,7 @@ def _arrow(
 
 def _rows(path: Path, runs: Collection[str] | None) -> list[Row]:
     """The rows of a file as they were written."""
-    found = _arrow(path, runs)
+    found = arrow(path, runs)
     nulls = found.column("nulls").to_pylist()
     columns: dict[str, list[Any]] = {}
     for field in found.schema:

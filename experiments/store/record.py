@@ -174,35 +174,22 @@ def checked(value: Mapping[str, Any], place: Path | str) -> Record:
         raise SpecError(f"{place} is no record: {key or 'it'}: {problem}") from None
 
 
-def make_record(
-    train: dict[str, Any], evaluation: dict[str, Any], metrics: Iterable[Row]
-) -> dict[str, Any]:
-    """Merge what a run wrote into the JSON form of its record.
+def gather(folder: Path) -> None:
+    """Write ``record.json`` of a run that was trained and scored in a folder.
 
-    Args:
-        train: The content of ``train.json``.
-        evaluation: The content of ``eval.json``.
-        metrics: The rows of ``metrics.jsonl``.
-
-    Returns:
-        ``train`` plus ``evaluation``, ``final_loss`` (mean training loss over the last tenth of the
-        logged steps, in nats) and ``curve`` (at most 200 rows).
+    It is ``train.json`` plus ``evaluation``, ``final_loss`` (mean training loss over the last tenth
+    of the logged steps, in nats) and ``curve`` (at most 200 rows).
 
     Raises:
-        ValueError: If the files are of different runs.
+        UserError: If the files are of different runs.
     """
-    rows = [{key: _plain(value) for key, value in row.items()} for row in metrics]
+    train, evaluation = (read_json(folder / name) for name in ("train.json", "eval.json"))
     if evaluation.get("run", train["run"]) != train["run"]:
         raise UserError(f"eval.json is of run {evaluation['run']}, train.json of {train['run']}")
+    metrics = read_jsonl(folder / "metrics.jsonl")
+    rows = [{key: _plain(value) for key, value in row.items()} for row in metrics]
     merged = {"evaluation": evaluation, "final_loss": final_loss(rows), "curve": thin_curve(rows)}
-    return {**train, **merged}
-
-
-def gather(folder: Path) -> None:
-    """Write ``record.json`` of a run that was trained and scored in a folder."""
-    train, evaluation = (read_json(folder / name) for name in ("train.json", "eval.json"))
-    record = make_record(train, evaluation, read_jsonl(folder / "metrics.jsonl"))
-    write_json(folder / "record.json", record, sort_keys=True, allow_nan=False)
+    write_json(folder / "record.json", train | merged, sort_keys=True, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:

@@ -41,7 +41,7 @@ def _entries(files: tuple[tuple[Path, int, int], ...]) -> dict[str, Entry]:
     return {
         row.pop("run"): Entry(file.parent, **row)
         for file, *_ in files
-        for row in parquet.columns(file, columns)
+        for row in parquet.arrow(file, columns=columns).to_pylist()
     }
 
 
@@ -78,12 +78,12 @@ def seeds_of(run: Run) -> list[float]:
     return [loss for loss in losses if loss is not None]
 
 
-def reusable(run: Run, *, data_folder: Path) -> bool:
+def reusable(run: Run) -> bool:
     """Whether a committed record answers for this run: same spec, and same data if prepared."""
     entry = entries().get(run.id)
-    if entry is None or (entry.spec_hash, entry.suite) != (run.spec_hash, run.spec.suite):
+    if entry is None or (entry.spec_hash, entry.suite) != (run.spec.hash, run.spec.suite):
         return False
-    meta = data_folder / run.data_label / "meta.json"
+    meta = paths.data(run.spec.data.label) / "meta.json"
     return not meta.is_file() or read_json(meta)["hash"] == entry.data_hash
 
 
@@ -93,7 +93,7 @@ def read_own(scale: Scale) -> Iterator[dict[str, Any]]:
 
     for name, run in known_runs(scale).items():
         path = paths.run(scale, name) / "record.json"
-        if path.is_file() and read_record(path).spec_hash == run.spec_hash:
+        if path.is_file() and read_record(path).spec_hash == run.spec.hash:
             yield read_json(path)
 
 
@@ -112,7 +112,7 @@ def fold(records: Iterable[Mapping[str, Any]]) -> list[Path]:
     committed = [record for folder in old for record in parquet.read(folder)]
     for record in (*committed, *records):
         run = planned.get(record["run"])
-        if run is not None and run.spec_hash == record["spec_hash"]:
+        if run is not None and run.spec.hash == record["spec_hash"]:
             home = paths.REFERENCE / run.studies[0]
             folders.setdefault(home, {})[run.id] = record
     changed: list[Path] = []

@@ -69,7 +69,7 @@ def scores(study: PlannedStudy) -> pd.DataFrame:
     """Columns of the tidy records of a study that comparisons read, `tidy.SCORE_COLUMNS`."""
     path = paths.study(study.scale, study.name) / "records.csv"
     if path.is_file():
-        return tidy.read_scores(path)
+        return tidy.read_table(path, tidy.SCORE_COLUMNS, dtype=tidy.SCORE_COLUMNS, only=True)
     found = reference.find_all(run.id for run in study.runs)
     records = [checked(record, f"committed {name}") for name, record in found.items()]
     return collect.records_table(records, study)

@@ -16,7 +16,6 @@ import pandas as pd
 
 from experiments import tasks
 from experiments.errors import UserError
-from experiments.specs.planned import PlannedStudy
 from experiments.store import paths
 
 RECORD_COLUMNS = {
@@ -110,11 +109,6 @@ def read_records(path: Path) -> pd.DataFrame:
     return read_table(path, RECORD_COLUMNS, dtype=TYPES)
 
 
-def read_scores(path: Path) -> pd.DataFrame:
-    """Read `SCORE_COLUMNS` of ``records.csv``; raises `ValueError` as `read_records` does."""
-    return read_table(path, SCORE_COLUMNS, dtype=SCORE_COLUMNS, only=True)
-
-
 def read_curves(path: Path) -> pd.DataFrame:
     """Read ``curves.csv``; raises `ValueError` as `read_records` does."""
     text = dict.fromkeys(("run", "kind", "metric"), TEXT)
@@ -137,12 +131,6 @@ def computed(scale: str, name: str, table: str) -> pd.DataFrame:
             f"--scale {scale}`, or correct the table's name"
         )
     return pd.read_csv(path)
-
-
-def missing_runs(records: pd.DataFrame, study: PlannedStudy) -> list[str]:
-    """Return the ids of the study's runs that have no record, in the study's order."""
-    present = set(records["run"])
-    return [run.id for run in study.runs if run.id not in present]
 
 
 def select(

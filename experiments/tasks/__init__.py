@@ -42,7 +42,6 @@ from experiments.errors import UserError, added
 from experiments.strict import Several, Strict
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
     from experiments.specs.run import RunSpec
@@ -134,11 +133,6 @@ class Recipe(Strict, ABC):
     #: Keys that no file may set.
     PLANNED: ClassVar[tuple[str, ...]] = ("name", "steps")
 
-    def with_budget(self, scale: float) -> Self:
-        """This recipe with its budget times ``scale``, rounded to a whole number from 1."""
-        budget = max(1, round(getattr(self, self.BUDGET) * scale))
-        return self.model_copy(update={self.BUDGET: budget})
-
     @property
     def decay_start(self) -> int:
         """Optimizer steps before the rate of ``stable`` decays; all of them without one."""
@@ -222,7 +216,10 @@ class Task(ABC):
         import torch
 
         recipe: Any = self.recipe  # each task's has fields of its own
-        groups = self.parameter_groups(model)
+        matrices = [p for p in model.parameters() if p.dim() > 1]
+        vectors = [p for p in model.parameters() if p.dim() <= 1]  # norms and biases do not decay
+        decays = ((matrices, recipe.weight_decay), (vectors, 0.0))
+        groups = [{"params": own, "weight_decay": decay} for own, decay in decays if own]
         rate = recipe.learning_rate
         if getattr(recipe, "optimizer", "adamw") == "sgd":
             nesterov = getattr(recipe, "nesterov", False)
@@ -230,16 +227,6 @@ class Task(ABC):
         # On a GPU an optimizer's step is one kernel.
         fused = True if next(model.parameters()).device.type == "cuda" else None
         return torch.optim.AdamW(groups, lr=rate, betas=recipe.betas, eps=recipe.eps, fused=fused)
-
-    def parameter_groups(self, model: torch.nn.Module) -> list[dict[str, Any]]:
-        """Groups of the optimizer: vectors (norms, biases) get no weight decay."""
-        matrices = [p for p in model.parameters() if p.dim() > 1]
-        vectors = [p for p in model.parameters() if p.dim() <= 1]
-        groups = [
-            {"params": matrices, "weight_decay": self.recipe.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
-        return [group for group in groups if group["params"]]
 
     def learning_rate(self, step: int) -> float:
         """Rate of optimizer step ``step`` (from 0)."""
@@ -289,17 +276,12 @@ class EpochOrder:
     def __getitem__(self, index: int) -> int:
         epoch, position = divmod(index, self.num_samples)
         if epoch != self._epoch:
-            self._epoch = epoch
-            self._order = epoch_order(self.num_samples, seed=self.seed, epoch=epoch)
+            import numpy as np
+
+            key = hashlib.sha256(f"order:{self.seed}:{epoch}".encode()).digest()
+            rng = np.random.default_rng(int.from_bytes(key[:8], "big"))
+            self._epoch, self._order = epoch, rng.permutation(self.num_samples)
         return int(self._order[position])
-
-
-def epoch_order(num_samples: int, *, seed: int, epoch: int) -> np.ndarray:
-    """Order of the samples in one epoch: a function of (seed, epoch) only."""
-    import numpy as np
-
-    key = hashlib.sha256(f"order:{seed}:{epoch}".encode()).digest()
-    return np.random.default_rng(int.from_bytes(key[:8], "big")).permutation(num_samples)
 
 
 def ensure(task: str, data: Data, folder: Path) -> Path:

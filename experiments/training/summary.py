@@ -83,12 +83,13 @@ def facts(trainer: Trainer) -> dict[str, Any]:
         num_masked = sum(mask.numel() - num_true(mask) for mask in masks)
     num_parameters = sum(p.numel() for p in trainer.model.parameters())
     origin = {"transform": trainer.transform, "first_weights": trainer.first_weights}
+    here = trainer.machine()
     return {
         **{key: value for key, value in origin.items() if value is not None},
         "data": trainer.task.data,
         "versions": machine.versions(),
-        "cpu": machine.processor(),
-        "machine": trainer.machine(),
+        "cpu": here["processor"],
+        "machine": here,
         "device": str(trainer.device),
         "execution": trainer.execution,
         **({"skip_costs": trainer.skip_costs} if trainer.skip_costs else {}),

@@ -74,7 +74,7 @@ def test_pieces_train_without_network_and_records_come_back(packed, tmp_path):
 
 def test_a_pack_that_is_too_large_says_what_is_large(packed):
     with pytest.raises(UserError, match=r"the pack has \d+ MB, but --limit-mb is 1: drop .*code: "):
-        pack.pack([find_run(RUN)], packed[0] / "large", limit_mb=1, has=HERE)
+        pack.pack([find_run(RUN)], packed[0] / "large", limit_mb=1, piece_mb=1, has=HERE)
     assert not (packed[0] / "large").exists()
 
 

@@ -79,7 +79,7 @@ def test_another_setting_is_not_handed_over(server, arguments, environment):
 @pytest.mark.parametrize("who", ["signal", "caller", "work", "server"])
 def test_a_job_ends_with_its_caller_and_outlives_its_server(server, who):
     run = next(iter(all_runs("smoke").values()))
-    state = ROOT / paths.state(run.id, run.spec_hash)
+    state = ROOT / paths.state(run.id, run.spec.hash)
     state.parent.mkdir(exist_ok=True)
     with socket.socket(socket.AF_UNIX) as connection:  # what is no job is passed over
         connection.connect("\0" + os.environ[preload.ADDRESS])

@@ -40,7 +40,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.delenv("SPARSE_MIRROR", raising=False)
     monkeypatch.setattr(request, "ROOT", tmp_path)
     monkeypatch.setattr(paths, "REFERENCE", tmp_path / "results" / "reference")
-    commit((FITS, PLANNED[FITS].spec_hash), (STALE, "another"))
+    commit((FITS, PLANNED[FITS].spec.hash), (STALE, "another"))
     return tmp_path
 
 
@@ -135,7 +135,7 @@ def test_missing_data_are_a_warning_unless_they_are_not_needed(folder, monkeypat
     monkeypatch.setattr(request.data, "available", lambda name, *_, **__: f"no {name}")
     keys = {"scale": "small", "study": STUDY}
     runs = [run for run in all_runs("small").values() if STUDY in run.studies]
-    needed = {run.data_label: run.spec.data.name for run in runs}
+    needed = {run.spec.data.label: run.spec.data.name for run in runs}
     said = [f"Missing data: no {name}" for name in needed.values()]
     assert len(said) > 1 and ask(**keys).warnings() == said
     assert ask(**keys, reuse="only").warnings() == []

@@ -46,7 +46,7 @@ def start(
 def by_hand(folder: Path, runs: list[Run]) -> None:
     """Train and score runs of one dataset without Snakemake, in one process."""
     folder.mkdir(parents=True, exist_ok=True)
-    commands = [["prepare", "--data", runs[0].data_label]]
+    commands = [["prepare", "--data", runs[0].spec.data.label]]
     options = ["--threads", "1", "--device", "cpu", "--execution", "auto", "--score"]
     commands += [["train", "--run", run.id, *options] for run in runs]
     code = (

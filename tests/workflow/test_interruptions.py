@@ -113,7 +113,7 @@ PROGRAMS = {
 
 def test_jobs_ask_for_what_their_run_needs_and_a_failed_one_shows_its_log(tmp_path, monkeypatch):
     pytest.importorskip("snakemake_executor_plugin_slurm")
-    data = tmp_path / f"resources/data/{RUN.data_label}"
+    data = tmp_path / f"resources/data/{RUN.spec.data.label}"
     data.mkdir(parents=True)
     (data / "meta.json").write_text("{}")  # no job reads it
     programs = tmp_path / "bin"

@@ -103,8 +103,8 @@ def test_rerun_does_what_it_names_and_nothing_else(checkout):
 def test_verify_is_no_rerun_and_what_differs_fails(copy):
     """A record that an earlier verification trained stands for a training."""
     run = next(run for run in all_runs("quick").values() if run.id in reference.entries())
-    (copy / "resources/data" / run.data_label).mkdir(parents=True)
-    (copy / "resources/data" / run.data_label / "meta.json").write_text("{}")
+    (copy / "resources/data" / run.spec.data.label).mkdir(parents=True)
+    (copy / "resources/data" / run.spec.data.label / "meta.json").write_text("{}")
     made = copy / "results/quick/verify" / run.id / "record.json"
     made.parent.mkdir(parents=True)
     record = reference.find(run.id)
@@ -134,7 +134,7 @@ def test_a_run_trains_again_after_its_code_changed_and_not_after_other_code(copy
 def test_records_alone_are_kept_and_those_of_studies_without_runs_stay(copy):
     run = next(run for run in all_runs("smoke").values() if run.studies == ("spdf",))
     record = reference.find(next(name for name in reference.entries() if "llama" in name))
-    record |= {"run": run.id, "spec": run.spec.to_json(), "spec_hash": run.spec_hash}
+    record |= {"run": run.id, "spec": run.spec.to_json(), "spec_hash": run.spec.hash}
     made = copy / "results/smoke/runs" / run.id / "record.json"
     made.parent.mkdir(parents=True)
     made.write_text(json.dumps(record))

@@ -14,7 +14,7 @@ rule train:
         mem_mb=REQUEST.memory_mb,
         runtime=REQUEST.minutes,
     params:
-        spec=lambda wildcards: REQUEST.run(wildcards).spec_hash,
+        spec=lambda wildcards: REQUEST.run(wildcards).spec.hash,
         code=lambda wildcards: code.training_code_hash(REQUEST.run(wildcards).spec),
         reruns=lambda wildcards: REQUEST.reruns.get(wildcards.run, 0),
         device=REQUEST.config["device"],

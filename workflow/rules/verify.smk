@@ -10,7 +10,7 @@ rule verify_run:
         mem_mb=REQUEST.memory_mb,
         runtime=REQUEST.minutes,
     params:
-        spec=lambda wildcards: REQUEST.run(wildcards).spec_hash,
+        spec=lambda wildcards: REQUEST.run(wildcards).spec.hash,
         code=lambda wildcards: [
             code.training_code_hash(REQUEST.run(wildcards).spec),
             REQUEST.evaluation_hash(wildcards),

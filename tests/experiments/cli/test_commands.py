@@ -236,7 +236,7 @@ def test_a_process_says_its_sentence_and_exits_with_one(place):
 def test_a_bug_in_scoring_shows_and_costs_no_trained_model(place, call, monkeypatch, error, shows):
     """States go last, since Snakemake deletes what a killed job has made."""
     run = next(iter(all_runs("smoke").values()))
-    state = paths.state(run.id, run.spec_hash)
+    state = paths.state(run.id, run.spec.hash)
 
     def train(*_, **options):
         assert options["keep_states"]

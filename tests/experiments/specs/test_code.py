@@ -21,7 +21,7 @@ KINDS = {kind: module_names(EXPERIMENTS / "analysis" / kind) for kind in ("figur
 COMPUTATIONS = sorted(computation_costs("smoke"))
 #: Data folder -> file of the dataset, and task.
 PREPARED = {
-    run.data_label: (data.file_of(run.spec.data.name), run.spec.task)
+    run.spec.data.label: (data.file_of(run.spec.data.name), run.spec.task)
     for scale in ("smoke", "quick")
     for run in all_runs(scale).values()
 }

@@ -222,7 +222,7 @@ def test_a_second_phase_names_its_first(write):
     second = next(run for run in runs.values() if run.spec.method == "finetuned")
     first = runs[second.first]
     assert first.spec.method == "set" and first.spec.seed == second.spec.seed
-    assert second.spec.starts_from.spec_hash == first.spec_hash
+    assert second.spec.starts_from.spec_hash == first.spec.hash
     assert first.first is None
 
     def other_first(study):
@@ -230,7 +230,7 @@ def test_a_second_phase_names_its_first(write):
         study["methods"]["set"]["sparsity"]["seed"] = 7
 
     other = all_runs("smoke", folder=write(other_first))[second.id]
-    assert other.spec_hash != second.spec_hash
+    assert other.spec.hash != second.spec.hash
 
 
 def test_a_transformation_is_part_of_the_spec(write):

@@ -25,7 +25,7 @@ def record_of(name, **changed):
     run = SMOKE[name]
     row = {"kind": "train", "step": 1, "loss": 2.5, "churn": None, "flops_executed": 7}
     return {
-        "run": name, "spec": run.spec.to_json(), "spec_hash": run.spec_hash, "command": "again",
+        "run": name, "spec": run.spec.to_json(), "spec_hash": run.spec.hash, "command": "again",
         "code_hash": training_code_hash(run.spec), "data": {"name": "d", "hash": "of the data"},
         "versions": {"torch": "2"}, "cpu": "c", "num_threads": 1, "wall_s": 1.5,
         "num_parameters": 4, "num_nonzero": 2, "flops": {"executed": 7, "dense_equivalent": 9},
@@ -43,19 +43,19 @@ def place(tmp_path, monkeypatch):
 
 
 def test_a_committed_record_is_reused_only_if_spec_and_data_agree(place):
-    run, data = SMOKE[FIRST], place / "data"
-    assert not reference.reusable(run, data_folder=data)
+    run = SMOKE[FIRST]
+    assert not reference.reusable(run)
     reference.fold([record_of(FIRST)])
-    assert reference.reusable(run, data_folder=data)
-    meta = data / run.data_label / "meta.json"
+    assert reference.reusable(run)
+    meta = place / "resources/data" / run.spec.data.label / "meta.json"
     meta.parent.mkdir(parents=True)
     meta.write_text('{"hash": "of the data"}')
-    assert reference.reusable(run, data_folder=data)
+    assert reference.reusable(run)
     meta.write_text('{"hash": "other"}')
-    assert not reference.reusable(run, data_folder=data)
+    assert not reference.reusable(run)
     meta.unlink()
     parquet.write([record_of(FIRST, spec_hash="old")], paths.REFERENCE / run.studies[0])
-    assert not reference.reusable(run, data_folder=data)
+    assert not reference.reusable(run)
 
 
 def test_a_folded_record_replaces_its_run_and_what_no_study_plans_leaves(place):
@@ -85,12 +85,12 @@ def test_show_prints_a_record_as_it_was_and_its_command(place, call):
     assert re.search(rf"did you mean '{FIRST}'.*in commit de8e87e8\)$", said)
 
 
-def test_committed_records_answer_for_todays_runs(tmp_path):
+def test_committed_records_answer_for_todays_runs(tmp_path, monkeypatch):
     """A new key of the spec must not change the hash of runs that do not use it."""
+    monkeypatch.chdir(tmp_path)
     committed, planned = reference.entries(), known_runs()
     assert committed
-    for name in committed:
-        assert reference.reusable(planned[name], data_folder=tmp_path)
+    assert all(reference.reusable(planned[name]) for name in committed)
 
 
 def test_a_studys_results_are_dataframes_and_what_is_not_there_is_one_sentence():
