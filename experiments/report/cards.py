@@ -117,19 +117,17 @@ def agrees(found: Finding) -> tuple[str, str]:
         worse = f"worse at {sides['worse']} of {sides.total()} other settings"
         return "in part", f"{times}, but {worse}"
     if name == SAME and size:
-        ends = [max(e.low / found.target, e.high / found.target) for _, e in found.trend]
-        less = sum(end < 0.5 for end in ends) if size != "smaller" else 0
-        there = f"; clearly less than half of it at {less} of {len(ends)} other settings"
-        return "yes", times + there * bool(less)
+        return "yes", times
     if name == SMALLER and found.is_cost and found.claim.outcome and found.estimate:
         unit, side = found.claim.outcome.unit, math.copysign(1, found.target)
         seeds, limit = found.estimate.seeds[0], f"{abs(found.target) / 2:.2g} {unit}"
         limit += f" ({found.claim.limit})" * bool(found.claim.limit)
-        kind = f"with all {seeds} seeds the cost is below our limit of {limit}"
+        kind = "sizes do not compare; "
+        kind += f"with all {seeds} seeds the interval ends below our limit of {limit}"
         if (new := found.unseen) is not None and str(found.unseen_word) != str(found.word):
             most = f"{max(side * new.low, side * new.high):.{DIGITS.get(unit, 2)}f}"
-            alone = f"the {new.seeds[0]} seeds run after a first look, by themselves, reach {most}"
-            return "in part", f"{kind}; {alone} and do not confirm it"
+            alone = f"with only the {new.seeds[0]} run after a first look it ends at {most}"
+            return "in part", f"{kind}; {alone}"
         return "yes", kind
     return {
         SAME: ("yes", "the direction; sizes do not compare"),
@@ -171,7 +169,12 @@ def trend(found: Finding) -> str:
         return "; ".join(told)
     sides = _sides(found)
     counts = [f"{sides[side]} {side}" for side in ("better", "level", "worse") if sides[side]]
-    return f"{', '.join(counts)} of {len(told)}; for example {told[0]}"
+    below = ""
+    if found.word.size in ("as large", "larger"):
+        ends = [max(e.low / found.target, e.high / found.target) for _, e in found.trend]
+        less = sum(end < 0.5 for end in ends)
+        below = f" ({less} of them clearly below half of the published effect)" * bool(less)
+    return f"{', '.join(counts)} of {len(told)}{below}; for example {told[0]}"
 
 
 def row(number: int, found: Finding, evidence: Evidence) -> list[str]:
