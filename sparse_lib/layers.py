@@ -349,6 +349,13 @@ def _is_inner_fc(weight_name: str, model: nn.Module) -> bool:
     return bool(names) and names[-1].lower() != "fc"
 
 
+def required_dense(model: nn.Module) -> set[int]:
+    """Ids of parameters that carry ``requires_dense``, or lie inside a module that does."""
+    owners = [m for m in model.modules() if getattr(m, "requires_dense", False)]
+    own = {id(p) for p in model.parameters() if getattr(p, "requires_dense", False)}
+    return own | {id(p) for owner in owners for p in owner.parameters()}
+
+
 def _own_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Parameters of a module by name; those of a parametrized weight are the layer's."""
     if not isinstance(module, parametrize.ParametrizationList):

@@ -46,7 +46,7 @@ def check_runs(runs: Iterable[Run]) -> None:
     """
     from experiments.evaluation.suite import KINDS, load_suite
     from sparse_lib.configure import configure
-    from sparse_lib.core.unreached import unreached
+    from sparse_lib.core.mistakes import unreached
 
     seen: set[str] = set()
     for run in runs:

@@ -26,7 +26,7 @@ from experiments.training import loop as training
 from experiments.training.trainer import Trainer, say
 from sparse_lib.checkpoint import export_safetensors
 from sparse_lib.configure import configure
-from sparse_lib.core.unreached import unreached
+from sparse_lib.core.mistakes import unreached
 
 MODES = ("train", "eval", "train_and_eval")
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from sparse_lib.checkpoint.names import State, masked, masks_of, namer
 from sparse_lib.checkpoint.states import as_bytes, clear, to_bits
 from sparse_lib.core.guard import guards, mask_name, watch_readers
+from sparse_lib.core.mistakes import warn_of_unreached
 from sparse_lib.core.parameter import warn
-from sparse_lib.core.unreached import warn_of_unreached
 
 
 @torch.no_grad()

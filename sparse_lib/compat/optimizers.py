@@ -117,7 +117,12 @@ class BaseSparsityOptimizer(Optimizer, ABC):
         group = self.param_groups[-1]
         if "param_names" not in group:
             raise ValueError("params must be (name, parameter) pairs, as model.named_parameters()")
-        self.sparsity.add(_among(group["params"]), self._algorithm_of_group(group))
+        wanted = {id(param) for param in group["params"]}
+
+        def is_among(name: str, param: Tensor) -> bool:
+            return id(param) in wanted
+
+        self.sparsity.add(is_among, self._algorithm_of_group(group))
 
     @abstractmethod
     def _get_target_sparsity_level_of_group(self, group: dict[str, Any]) -> Any:
@@ -314,12 +319,3 @@ def _adopt_masks(sparsity: Any, *_: Any) -> None:
             sparsity.state[sparse.param]["mask"] = sparse.mask
     for member in sparsity.sparsity.algorithms:
         sparsity.sparsity.driver.enforce(member)
-
-
-def _among(params: Iterable[Tensor]) -> Callable[[str, Tensor], bool]:
-    wanted = {id(param) for param in params}
-
-    def is_among(name: str, param: Tensor) -> bool:
-        return id(param) in wanted
-
-    return is_among

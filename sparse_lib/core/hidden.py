@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -37,16 +37,10 @@ class HiddenWeights(DynamicSparsityAlgorithm):
     masks_states: ClassVar[bool] = False
     needs_sparsity: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        sparsity: Any = None,
-        update: Any = None,
-        init_method: str | Callable = "random",
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._whole: dict[str, Tensor] = {}
         self._written: dict[str, Tensor] = {}  # behind the mask, since the last step
-        super().__init__(sparsity, update, init_method, **kwargs)
+        super().__init__(*args, **kwargs)
 
     def change_gradient(self, p: Tensor, mask: Tensor, gradient: Tensor) -> None:
         """Change the dense gradient of the sparse forward pass in place, before the optimizer.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sparse_lib.core.codes import is_quantized
 from sparse_lib.core.guard import MaskGuard, guards, mask_name
 from sparse_lib.core.metrics import MaskHistory, Work, dead_outputs, sparsity
-from sparse_lib.layers import Layout
+from sparse_lib.layers import Layout, required_dense
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
 
@@ -246,12 +246,7 @@ def find_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
             is scripted.
     """
     seen: set[int] = set()
-    dense = {  # under another name, too
-        id(param)
-        for module in unwrap(model).modules()
-        if getattr(module, "requires_dense", False)
-        for param in module.parameters()
-    }
+    dense = required_dense(unwrap(model))
     for path, module in unwrap(model).named_modules():
         if any(cls.__name__ == "FullyShardedDataParallel" for cls in type(module).__mro__):
             raise ValueError(_OLDER_FSDP)
@@ -265,7 +260,7 @@ def find_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
                 continue
             seen.add(id(param))
             full_name = WRAPPER.sub("", f"{path}.{name}" if path else name)
-            if id(param) in dense or getattr(param, "requires_dense", False):
+            if id(param) in dense:
                 continue
             check_parameter(full_name, param)
             if not is_quantized(param) and param.numel():

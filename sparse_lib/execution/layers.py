@@ -110,7 +110,14 @@ class Execution:
         is_tied = self.owner._parameters.get("weight") is weight
         return self.owner._buffers.get("weight_mask") if is_tied else None
 
-    def worth_skipping(
+    def structures_for(
+        self, source: Tensor, mask: Tensor, geometry: Rows | Windows, dtype: torch.dtype
+    ) -> Structures | None:
+        """The mask as the kernels read it; None where masked dense execution is faster."""
+        found = self._find_structures(mask, geometry.inputs_first)
+        return found if self._is_worth(found.forward, dtype, geometry, source) else None
+
+    def _is_worth(
         self,
         structure: kernels.Structure,
         dtype: torch.dtype,
@@ -129,7 +136,7 @@ class Execution:
             last = self._decision = asked, worth
         return last[1]
 
-    def find_structures(self, mask: Tensor, inputs_first: bool) -> Structures:
+    def _find_structures(self, mask: Tensor, inputs_first: bool) -> Structures:
         if mask.dim() != 2 or not mask.is_contiguous():
             mask = mask.flatten(1).contiguous()
         fingerprint = kernels.fingerprint(mask)
@@ -183,8 +190,8 @@ class SparseLayer(nn.Module):
                         source = source.to(dtype)
                     rest = weight, mask, bias, execution.number, geometry.sizes, dtype
                     return geometry.batched(source, lambda x: operators.masked_product(x, *rest))
-                structures = execution.find_structures(mask, geometry.inputs_first)
-                if execution.worth_skipping(structures.forward, dtype, geometry, source):
+                structures = execution.structures_for(source, mask, geometry, dtype)
+                if structures is not None:
                     arguments = weight, bias, geometry, structures, dtype
                     return geometry.batched(source, lambda x: SkipProduct.apply(x, *arguments))
         return self.dense_forward(source, _masked(weight, mask))

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from sparse_lib.execution import products
-from sparse_lib.execution.products import Rows, Structures, Windows
 
 if TYPE_CHECKING:
     from sparse_lib.execution.layers import Execution
@@ -28,18 +27,6 @@ def number_of(execution: "Execution") -> int:
     number = next(_numbers)
     _executions[number] = execution
     return number
-
-
-def _structures(
-    execution: "Execution",
-    source: Tensor,
-    mask: Tensor,
-    geometry: Rows | Windows,
-    dtype: torch.dtype,
-) -> Structures | None:
-    """The mask as the kernels read it; None where masked dense execution is faster."""
-    found = execution.find_structures(mask, geometry.inputs_first)
-    return found if execution.worth_skipping(found.forward, dtype, geometry, source) else None
 
 
 @torch.library.custom_op("sparse_lib::masked_product", mutates_args=())
@@ -64,7 +51,7 @@ def masked_product(
         dtype: Of the output; an input of another type is float32 and stays so in the kernels.
     """
     geometry, execution = products.geometry_of(sizes), _executions[number]
-    structures = _structures(execution, source, mask, geometry, dtype)
+    structures = execution.structures_for(source, mask, geometry, dtype)
     if structures is not None:
         prepared = geometry.prepare(source)
         return products.multiply(prepared, weight, bias, geometry, structures, dtype)
@@ -94,7 +81,7 @@ def masked_product_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of `masked_product`'s source, weight and bias; those not needed are empty."""
     geometry, execution = products.geometry_of(sizes), _executions[number]
-    structures = _structures(execution, source, mask, geometry, dtype)
+    structures = execution.structures_for(source, mask, geometry, dtype)
     owned = execution.owner._parameters.get("weight")
     wants_dense = products.wants_dense_gradient(weight if owned is None else owned)
     found: tuple[Tensor | None, ...]

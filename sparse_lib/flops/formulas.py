@@ -41,10 +41,6 @@ def _added_product(_: Shape, a: Shape, b: Shape, *__: Any, **___: Any) -> int:
     return _product(a, b)
 
 
-def _grouped(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
-    return 2 * math.prod(x) * weight[-1]
-
-
 def _linear(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
     return 2 * math.prod(x) * weight[0]
 
@@ -77,7 +73,7 @@ def _convolution_backward(
 
 
 _OWN: dict[str, Callable[..., int]] = {
-    **dict.fromkeys(("mm", "mv", "dot"), _product),
+    **dict.fromkeys(("mm", "mv", "dot", "_grouped_mm"), _product),
     "bmm": _batched_product,
     **dict.fromkeys(
         "addmm addmm_ _addmm_activation baddbmm baddbmm_ addbmm addbmm_ addmv addmv_".split(),
@@ -85,7 +81,6 @@ _OWN: dict[str, Callable[..., int]] = {
     ),
     "linear": _linear,
     "_trilinear": _trilinear,
-    "_grouped_mm": _grouped,
     "convolution_backward": _convolution_backward,
     **dict.fromkeys(_ATTENTION, _attention),
     **{f"{n}_backward": lambda _, *a, **k: 2 * _attention(*a, **k) for n in _ATTENTION},
@@ -108,8 +103,8 @@ def experts_formulas() -> dict[Any, Callable[..., int]]:
         return {}
     own = torch.ops.transformers
     return {
-        own.grouped_mm_fallback: _grouped,
-        own.grouped_mm_fallback_backward: lambda *a, **k: 2 * _grouped(*a, **k),
+        own.grouped_mm_fallback: _product,
+        own.grouped_mm_fallback_backward: lambda *a, **k: 2 * _product(*a, **k),
     }
 
 

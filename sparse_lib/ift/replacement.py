@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from sparse_lib.layers import LayerDescription, describe
+from sparse_lib.layers import LayerDescription, describe, required_dense
 
 # What owners of a layer read from it; MobileNetV2, for one, pads by these.
 _GEOMETRY = (
@@ -52,12 +52,13 @@ def transformable(
     is_list = isinstance(globs, Collection) and all(isinstance(glob, str) for glob in globs)
     if globs is not None and not is_list:
         raise TypeError(f"layers must be a glob or a list of globs, not {layers!r}")
-    all_names, found = module_names(model), []
+    all_names, dense, found = module_names(model), required_dense(model), []
+    free = {n for n, p in model.named_parameters(remove_duplicate=False) if id(p) not in dense}
     for layer in describe(model):
         names = all_names[model.get_submodule(layer.name)]
         is_block = layer.is_matmul and layer.role == "block" and layer.groups == 1
         is_own = bool(layer.numel) and layer.tied_to is None
-        if is_block and is_own and not _requires_dense(model, layer, names):
+        if is_block and is_own and layer.weight_name in free:
             if globs is None or any(fnmatchcase(n, glob) for n in names for glob in globs):
                 found.append(layer)
     if not found:
@@ -75,18 +76,6 @@ def module_names(model: nn.Module) -> dict[nn.Module, list[str]]:
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
     return names
-
-
-def _requires_dense(model: nn.Module, layer: LayerDescription, names: list[str]) -> bool:
-    owners = [model]
-    for name in names:
-        module = model
-        for part in name.split(".") if name else ():
-            module = module.get_submodule(part)
-            owners.append(module)
-    if any(getattr(owner, "requires_dense", False) for owner in owners):
-        return True
-    return getattr(model.get_parameter(layer.weight_name), "requires_dense", False)
 
 
 def replace_layers(

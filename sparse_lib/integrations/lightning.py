@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Callback, WeightAveraging
 
-from sparse_lib.core.unreached import warn_of_unreached
+from sparse_lib.core.mistakes import warn_of_unreached
 from sparse_lib.integrations import common
 
 

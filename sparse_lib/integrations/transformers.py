@@ -27,8 +27,8 @@ from transformers.core_model_loading import (
 from sparse_lib.checkpoint import load_checkpoint
 from sparse_lib.checkpoint.files import opened
 from sparse_lib.core.guard import MaskGuard, guards
+from sparse_lib.core.mistakes import warn_of_unreached
 from sparse_lib.core.parameter import unwrap
-from sparse_lib.core.unreached import warn_of_unreached
 from sparse_lib.integrations import common
 
 CONFIG_KEY = "sparse_lib"

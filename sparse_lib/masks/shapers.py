@@ -54,8 +54,7 @@ class ScoreShaper(ABC):
 
     def count(self, sparsity: float, pool: int, *, compat: str | Rules | None = None) -> int:
         """Number kept in each pool of ``pool`` elements."""
-        rules = rules_of(compat)
-        return rules.count(sparsity, pool)
+        return rules_of(compat).count(sparsity, pool)
 
 
 class ScoreFlattener(ScoreShaper):
@@ -198,8 +197,7 @@ class NMScoreShaper(_LayerShaper):
         )
 
     def count(self, sparsity: float, pool: int, *, compat: str | Rules | None = None) -> int:
-        rules = rules_of(compat)
-        return min(self.n, rules.count(sparsity, pool))
+        return min(self.n, super().count(sparsity, pool, compat=compat))
 
     def check_mask(self, name: str, mask: Tensor) -> None:
         self.check_shape(mask.shape)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
-from sparse_lib.core.unreached import unreached
+from sparse_lib.core.mistakes import unreached
 from sparse_lib.flops.model import count
 from tests.cases import driven
 from tests.sparse_lib import tiny_models
