@@ -146,10 +146,10 @@ def short_word(found: Finding) -> str:
 
 
 def _sides(found: Finding) -> Counter[str]:
-    """On how many other workloads arm a is better, level or worse."""
+    """On how many other workloads arm a is better, unclear or worse."""
     sign = found.claim.outcome.sign if found.claim.outcome else 1
     return Counter(
-        "level" if not e.low * e.high > 0 else "better" if sign * e.effect > 0 else "worse"
+        "unclear" if not e.low * e.high > 0 else "better" if sign * e.effect > 0 else "worse"
         for _, e in found.trend
     )
 
@@ -164,16 +164,16 @@ def trend(found: Finding) -> str:
         gain, is_points = outcome.sign * e.effect, outcome.unit == "points"
         size = f"{abs(gain):.1f} points" if is_points else f"{100 * abs(gain / e.means[1]):.1f}%"
         side = f"{size} {'better' if gain > 0 else 'worse'}"
-        told.append(f"{label}: {side if e.low * e.high > 0 else f'level ({side})'}")
+        told.append(f"{label}: {side if e.low * e.high > 0 else f'unclear ({side})'}")
     if len(told) < 3:
         return "; ".join(told)
     sides = _sides(found)
-    counts = [f"{sides[side]} {side}" for side in ("better", "level", "worse") if sides[side]]
+    counts = [f"{sides[side]} {side}" for side in ("better", "unclear", "worse") if sides[side]]
     below = ""
     if found.word.size in ("as large", "larger"):
         ends = [max(e.low / found.target, e.high / found.target) for _, e in found.trend]
         less = sum(end < 0.5 for end in ends)
-        below = f" ({less} of them clearly below half of the published effect)" * bool(less)
+        below = f"; at {less} clearly below half of the published effect" * bool(less)
     return f"{', '.join(counts)} of {len(told)}{below}; for example {told[0]}"
 
 
