@@ -26,13 +26,14 @@ class SRigL(RigL):
     1. The weights that survive the drop (as in RigL) and the absent positions with the largest
        dense gradient, ``k`` in all, are *salient*.
     2. An active neuron with fewer than ``ablation * (k // a)`` salient weights is ablated: it loses
-       all weights and stays out. The one with the most salient weights always stays, and no more
-       than ``k`` do.
-    3. Each neuron that is left has ``k // a'`` weights (at most all of its inputs): its largest
-       survivors first, then the positions with the largest gradients.
+       all weights and stays out. No more than ``k`` stay, and as many of those with the most
+       salient weights as ``k`` weights fill, as in the authors' code.
+    3. Each neuron that is left has ``k // a'`` weights: its largest survivors first, then the
+       positions with the largest gradients.
 
-    So a tensor has ``k - k % a'`` weights, or fewer; vectors are treated as in RigL. Weights of
-    layers of unknown kind, and tensors sharded by ``fully_shard``, are refused.
+    So a tensor has ``k - k % a'`` weights (fewer if ``k`` rises above what those left can have);
+    vectors are treated as in RigL. Weights of layers of unknown kind, and tensors sharded by
+    ``fully_shard``, are refused.
 
     Args:
         init_method: See `SparsityAlgorithm`; applied to each output alone.
@@ -64,9 +65,9 @@ class SRigL(RigL):
         gradient = rows(self.checked_score("grow_score", p)).nan_to_num(nan=-1.0)
         kept, count = make_mask_drop_minimum(magnitude, present, self.drop_fraction)
         active = present.any(1)
-        candidates = gradient.masked_fill(present | ~active[:, None], -torch.inf)
+        candidates = gradient.masked_fill(present | ~active[:, None], torch.nan)  # no candidate
         salient = add_best(candidates, kept, max(wanted - count, 0)).sum(1)
-        active = self._ablated(active, salient, wanted)
+        active = self._ablated(active, salient, wanted, magnitude.shape[1])
         fan_in = min(wanted // max(num_true(active), 1), magnitude.shape[1])
         # Survivors by magnitude come before all others by gradient; in float64, in which
         # magnitudes that differ in float32 still differ after 2 is added.
@@ -77,12 +78,12 @@ class SRigL(RigL):
         new = torch.zeros_like(present).scatter_(1, best, True) & active[:, None]
         return layout.restore(new.reshape(layout.sizes(p.shape)), p.shape)
 
-    def _ablated(self, active: Tensor, salient: Tensor, wanted: int) -> Tensor:
+    def _ablated(self, active: Tensor, salient: Tensor, wanted: int, num_inputs: int) -> Tensor:
         fan_in = wanted // max(num_true(active), 1)
         salient = salient.masked_fill(~active, -1)
         order = salient.argsort(descending=True, stable=True)
         enough = salient >= self.ablation * fan_in
-        enough[order[0]] = True
+        enough[order[: max(-(-wanted // num_inputs), 1)]] = True
         enough[order[max(wanted, 1) :]] = False
         return active & enough
 

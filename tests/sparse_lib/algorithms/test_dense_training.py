@@ -128,7 +128,7 @@ def test_srigl_has_one_fan_in_and_ablates_for_good():
         ablated |= counts == 0
         active = counts[counts > 0]
         assert len(set(active.tolist())) == 1
-        assert int(active[0]) == min(48 // len(active), 16)
+        assert int(active[0]) == 48 // len(active)
     assert ablated[0] and not ablated.all()
 
 
@@ -143,6 +143,32 @@ def test_srigl_stays_within_its_weights_where_outputs_are_more(sparsity):
         optimizer.zero_grad()
         layer(torch.ones(2, 8)).sum().backward()
         optimizer.step()
+
+
+def test_srigl_keeps_as_many_outputs_as_its_weights_need():
+    torch.manual_seed(0)
+    layer = nn.Linear(12, 8, bias=False)
+    optimizer = driven(sl.SRigL(0.5, update=1, ablation=0.95, seed=1), layer, lr=0.05)
+    for _ in range(4):  # four outputs can have the 48 weights, and then have no place to grow
+        optimizer.zero_grad()
+        (layer.weight * torch.randn(8, 12)).sum().backward()
+        optimizer.step()
+        counts = layer.weight_mask.sum(1)
+        assert int(counts.sum()) == 48 - 48 % int((counts > 0).sum())
+
+
+def test_srigl_counts_no_dropped_weight_as_salient():
+    values = [
+        [0.1, 0.2, 0.3, 0.0],
+        [0.1, 0.2, 0.3, 0.0],
+        [0.1, 0.2, 5.0, 0.0],
+        [0.1, 4.0, 6.0, 0.0],
+    ]
+    algorithm = sl.SRigL(0.25, 1, "topk", drop_fraction=0.75, ablation=0.95)
+    layer, optimizer = start(algorithm, values, rate=0.0)
+    # 4, 5 and 6 survive, and each output has one place to grow: 1, 1, 2 and 3 are salient.
+    step(layer, optimizer, [[1.0] * 4] * 4)
+    assert layer.weight_mask.sum(1).tolist() == [4, 0, 4, 4]
 
 
 def test_minima_and_sparsities_that_cannot_be_are_told():
