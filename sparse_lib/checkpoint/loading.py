@@ -33,11 +33,8 @@ def load_checkpoint(
             that `split_state` understands; the model is as it was then.
     """
     target = unwrap(checked(model))
-    plain = namer(target)
-    names_of_weights = {plain(name) for name, _ in target.named_parameters(remove_duplicate=False)}
-    weights, masks = split_known_state(
-        state, {plain(name) for name in target.state_dict()}, names_of_weights
-    )
+    plain, owners = namer(target), _owners(target)
+    weights, masks = split_known_state(state, {plain(name) for name in target.state_dict()}, owners)
     owned = masks_of(target)
     if strict and owned and set(owned) != set(masks):
         differing = sorted(set(owned) ^ set(masks))
@@ -45,10 +42,12 @@ def load_checkpoint(
     full = {**weights, **{f"{name}_mask": mask for name, mask in masks.items()}}
     for name in set(owned) - set(masks):
         full[f"{name}_mask"] = torch.ones_like(owned[name])
-    places = [(*_place(target, name), mask) for name, mask in masks.items()]
+    for name in masks:
+        if name not in owners:
+            raise ValueError(f"the checkpoint masks {name!r}, which the model does not have")
     _check_fit(target, full, strict=strict)
-    for module, leaf, mask in places:
-        _register_mask(module, leaf, mask)
+    for name, mask in masks.items():
+        _register_mask(*owners[name], mask)
     names = {plain(name): name for name in target.state_dict()}
     try:
         target.load_state_dict({names.get(n, n): t for n, t in full.items()}, strict=strict)
@@ -85,23 +84,23 @@ def load_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, Tenso
     target = unwrap(checked(model))
     if not isinstance(masks, Mapping):
         raise TypeError(f"masks must be a mapping of names to tensors, not {masks!r:.80}")
-    plain = namer(target)
-    params = {plain(n): p for n, p in target.named_parameters(remove_duplicate=False)}
-    found: dict[str, tuple[nn.Module, str, Tensor]] = {}
+    owners = _owners(target)
+    found: dict[str, Tensor] = {}
     for key, mask in masks.items():
-        name = key if key in params else str(key).removesuffix("_mask")
-        if name not in params:
-            raise ValueError(f"the model has no weight {name!r}; {closest(name, params)}")
-        if not isinstance(mask, Tensor) or mask.shape != params[name].shape:
-            raise ValueError(
-                f"the mask of {name!r} must be a tensor of shape {tuple(params[name].shape)}"
-            )
-        found[name] = (*_place(target, name), as_mask(name, mask))
-    for module, leaf, mask in found.values():
+        name = key if key in owners else str(key).removesuffix("_mask")
+        if name not in owners:
+            raise ValueError(f"the model has no weight {name!r}; {closest(name, owners)}")
+        module, leaf = owners[name]
+        shape = module.get_parameter(leaf).shape
+        if not isinstance(mask, Tensor) or mask.shape != shape:
+            raise ValueError(f"the mask of {name!r} must be a tensor of shape {tuple(shape)}")
+        found[name] = as_mask(name, mask)
+    for name, mask in found.items():
+        module, leaf = owners[name]
         _register_mask(module, leaf, mask)
         module.get_buffer(f"{leaf}_mask").copy_(mask)
         clear(module.get_parameter(leaf), ~mask)
-    return {name: mask for name, (_, _, mask) in found.items()}
+    return found
 
 
 @torch.no_grad()
@@ -166,18 +165,16 @@ def _number(tensor: Tensor) -> str:
 
 
 def _register_mask(module: nn.Module, name: str, mask: Tensor) -> None:
-    param = module._parameters.get(name)
-    if param is None or param.shape != mask.shape:
-        raise ValueError(f"the model has no parameter {name!r} of shape {tuple(mask.shape)}")
     if module._buffers.get(f"{name}_mask") is None:
-        module.register_buffer(f"{name}_mask", mask.to(param.device))
+        module.register_buffer(f"{name}_mask", mask.to(module.get_parameter(name).device))
 
 
-def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The module that owns a parameter, and the parameter's name there."""
-    plain, (path, _, leaf) = namer(model), name.rpartition(".")
-    by_path = {plain(f"{full}."): module for full, module in model.named_modules()}
-    found = by_path.get(f"{path}." if path else ".") or (model if not path else None)
-    if found is None:
-        raise ValueError(f"the checkpoint masks {name!r}, which the model does not have")
-    return found, leaf
+def _owners(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+    """By a parameter's full name, the module that owns it and its name there; tied ones by each."""
+    plain = namer(model)
+    return {
+        plain(f"{path}.{leaf}".lstrip(".")): (module, leaf)
+        for path, module in model.named_modules(remove_duplicate=False)
+        for leaf, param in module._parameters.items()
+        if param is not None
+    }

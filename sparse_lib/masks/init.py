@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparse_lib.checks import closest
+from sparse_lib.checks import closest, positional
 from sparse_lib.masks import shards
 from sparse_lib.masks.makers import make_mask_topk_sparsity, random_score, visible_magnitude
 from sparse_lib.masks.shapers import OutputGroupScoreShaper, ScoreShaper
@@ -236,13 +236,11 @@ class _Custom:
 
 def _signature(method: InitMethod) -> tuple[int, bool, dict[str, str]]:
     """How many arguments to give by position, whether the fourth is a device, others by name."""
-    try:
-        parameters = list(inspect.signature(method).parameters.values())
-    except (TypeError, ValueError):  # some builtins have no signature
+    if (by_position := positional(method)) is None:  # some builtins have no signature
         return 2, False, {}
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+    if any(p.kind is p.VAR_POSITIONAL for p in by_position):
         return 4, False, {}
-    by_position = [p for p in parameters if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
+    parameters = inspect.signature(method).parameters.values()
     required = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     if len(by_position) < 2 or len(required) > 4 or any(p not in by_position for p in required):
         raise ValueError(
