@@ -19,7 +19,7 @@ from sparse_lib.checks import check_finite
 from sparse_lib.core.guard import guards, mask_name
 from sparse_lib.execution import kernels, products
 from sparse_lib.execution.layers import is_watched, skipping_mixin
-from sparse_lib.execution.products import Rows, SkipProduct, Structures, Windows
+from sparse_lib.execution.products import Product, Rows, SkipProduct, Structures, Windows
 
 _WEIGHT, _MASK = "weight", mask_name("weight")
 
@@ -74,8 +74,8 @@ class PackedLayer(nn.Module):
         values, bias, geometry = self.values, self.bias, self.geometry
         if not self._can_skip(source):
             return geometry.dense(source, self.weight, bias)
-        dtype = products.product_dtype(values)
-        return SkipProduct.apply(source, values, bias, geometry, self.structures(), dtype)
+        product = Product(geometry, self.structures(), products.product_dtype(values))
+        return SkipProduct.apply(source, values, bias, product)
 
     def _can_skip(self, source: Tensor) -> bool:
         return (

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from sparse_lib.execution import kernels, operators, products
 from sparse_lib.execution.costs import Costs, worth_skipping
-from sparse_lib.execution.products import Rows, SkipProduct, Structures, Windows
+from sparse_lib.execution.products import Product, Rows, SkipProduct, Structures, Windows
 from sparse_lib.flops.ledger import is_ledger
 
 _ROWS, _INPUTS_FIRST = Rows(), Rows(inputs_first=True)
@@ -110,12 +110,13 @@ class Execution:
         is_tied = self.owner._parameters.get("weight") is weight
         return self.owner._buffers.get("weight_mask") if is_tied else None
 
-    def structures_for(
+    def product(
         self, source: Tensor, mask: Tensor, geometry: Rows | Windows, dtype: torch.dtype
-    ) -> Structures | None:
-        """The mask as the kernels read it; None where masked dense execution is faster."""
+    ) -> Product | None:
+        """The layer's product by the kernels; None where masked dense execution is faster."""
         found = self._find_structures(mask, geometry.inputs_first)
-        return found if self._is_worth(found.forward, dtype, geometry, source) else None
+        is_worth = self._is_worth(found.forward, dtype, geometry, source)
+        return Product(geometry, found, dtype) if is_worth else None
 
     def _is_worth(
         self,
@@ -190,10 +191,11 @@ class SparseLayer(nn.Module):
                         source = source.to(dtype)
                     rest = weight, mask, bias, execution.number, geometry.sizes, dtype
                     return geometry.batched(source, lambda x: operators.masked_product(x, *rest))
-                structures = execution.structures_for(source, mask, geometry, dtype)
-                if structures is not None:
-                    arguments = weight, bias, geometry, structures, dtype
-                    return geometry.batched(source, lambda x: SkipProduct.apply(x, *arguments))
+                product = execution.product(source, mask, geometry, dtype)
+                if product is not None:
+                    return geometry.batched(
+                        source, lambda x: SkipProduct.apply(x, weight, bias, product)
+                    )
         return self.dense_forward(source, _masked(weight, mask))
 
 

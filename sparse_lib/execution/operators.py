@@ -51,10 +51,9 @@ def masked_product(
         dtype: Of the output; an input of another type is float32 and stays so in the kernels.
     """
     geometry, execution = products.geometry_of(sizes), _executions[number]
-    structures = execution.structures_for(source, mask, geometry, dtype)
-    if structures is not None:
-        prepared = geometry.prepare(source)
-        return products.multiply(prepared, weight, bias, geometry, structures, dtype)
+    product = execution.product(source, mask, geometry, dtype)
+    if product is not None:
+        return products.multiply(geometry.prepare(source), weight, bias, product)
     with torch.autocast("cpu", enabled=False):
         masked = weight.where(mask, 0).to(dtype)
         bias = None if bias is None else bias.to(dtype)
@@ -81,14 +80,15 @@ def masked_product_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of `masked_product`'s source, weight and bias; those not needed are empty."""
     geometry, execution = products.geometry_of(sizes), _executions[number]
-    structures = execution.structures_for(source, mask, geometry, dtype)
+    product = execution.product(source, mask, geometry, dtype)
     owned = execution.owner._parameters.get("weight")
     wants_dense = products.wants_dense_gradient(weight if owned is None else owned)
     found: tuple[Tensor | None, ...]
-    if structures is not None:
-        half, layer = products.is_half(geometry, dtype), (weight, geometry, structures)
-        options: dict[str, Any] = {"half": half, "needs": needs, "dense": wants_dense}
-        found = products.gradients(gradient, geometry.prepare(source), *layer, **options)
+    if product is not None:
+        prepared = geometry.prepare(source)
+        found = products.gradients(
+            gradient, prepared, weight, product, needs=needs, dense=wants_dense
+        )
     else:
         of_source = of_weight = of_bias = None
         source, given = source.to(dtype), source

@@ -5,7 +5,7 @@ Structures hold a mask as the kernels read it, geometries say how tokens lie in 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -236,63 +236,66 @@ def _report(part: str, structure: kernels.Structure, tokens: int, *, dense: bool
     record(part, dense_flops=all_flops, executed_flops=executed)
 
 
-def is_half(geometry: Rows | Windows, dtype: torch.dtype) -> bool:
-    """Whether the kernels multiply in bfloat16, which is asked for and which the layer takes."""
-    return dtype is torch.bfloat16 and geometry.takes_half
+class Product(NamedTuple):
+    """A layer's product by the kernels.
+
+    Attributes:
+        geometry: How tokens lie in the input.
+        structures: Of the layer's mask.
+        dtype: Of the result. Sums are float32, and each result is rounded once.
+    """
+
+    geometry: Rows | Windows
+    structures: Structures
+    dtype: torch.dtype
+
+    @property
+    def is_half(self) -> bool:
+        """Whether the kernels multiply in bfloat16: it is asked for, and the layer takes it."""
+        return self.dtype is torch.bfloat16 and self.geometry.takes_half
 
 
-def multiply(
-    source: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    geometry: Rows | Windows,
-    structures: Structures,
-    dtype: torch.dtype,
-) -> Tensor:
+def multiply(source: Tensor, weight: Tensor, bias: Tensor | None, product: Product) -> Tensor:
     """The output of a layer, by the kernels.
 
     Args:
         source: The layer's input, prepared by its geometry.
         weight: Dense, of which the unmasked part counts, or its unmasked numbers alone.
         bias: Of the output's features, or None.
-        geometry: How tokens lie in the input.
-        structures: Of the layer's mask.
-        dtype: Of the result. Sums are float32, and each result is rounded once.
     """
-    numbers = source if is_half(geometry, dtype) else source.float()
-    target = geometry.new_target(numbers, structures.forward.rows)
+    geometry, forward = product.geometry, product.structures.forward
+    numbers = source if product.is_half else source.float()
+    target = geometry.new_target(numbers, forward.rows)
     view = geometry.source_view(numbers)
     bias = None if bias is None else bias.float().contiguous()
-    structures.forward.multiply(weight.contiguous(), view, geometry.target_view(target), bias)
+    forward.multiply(weight.contiguous(), view, geometry.target_view(target), bias)
     if is_recording():
-        _report("forward", structures.forward, view.tokens)
-    return target.to(dtype)
+        _report("forward", forward, view.tokens)
+    return target.to(product.dtype)
 
 
 def gradients(
     gradient: Tensor,
     source: Tensor,
     weight: Tensor,
-    geometry: Rows | Windows,
-    structures: Structures,
+    product: Product,
     *,
-    half: bool,
     needs: Sequence[bool],
     dense: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of `multiply`'s input, weight and bias, as far as they are needed.
 
-    ``source``, prepared, to ``structures`` are those that `multiply` was given.
+    ``source``, prepared, to ``product`` are those that `multiply` was given.
 
     Args:
-        half: What `is_half` says.
         needs: Which of the three are needed.
         dense: Whether the gradient of masked weights is needed, too.
     """
+    geometry, structures, _ = product
     needs_source, needs_weight, needs_bias = needs
     dense = needs_weight and dense
     gradient = geometry.prepare(gradient)
-    if not half:
+    if not product.is_half:
         source, gradient = source.float(), gradient.float()
     source_gradient = geometry.new_source_gradient(source) if needs_source else None
     view = None if source_gradient is None else geometry.source_view(source_gradient)
@@ -328,20 +331,14 @@ class SkipProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        source: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        geometry: Rows | Windows,
-        structures: Structures,
-        dtype: torch.dtype,
+        ctx: Any, source: Tensor, weight: Tensor, bias: Tensor | None, product: Product
     ) -> Tensor:
         ctx.dtypes = source.dtype, weight.dtype, None if bias is None else bias.dtype
-        ctx.half = is_half(geometry, dtype)
-        source = geometry.prepare(source.to(dtype) if ctx.half else source)
+        source = source.to(product.dtype) if product.is_half else source
+        source = product.geometry.prepare(source)
         ctx.save_for_backward(source, weight)
-        ctx.parameter, ctx.geometry, ctx.structures = weight, geometry, structures
-        return multiply(source, weight, bias, geometry, structures, dtype)
+        ctx.parameter, ctx.product = weight, product
+        return multiply(source, weight, bias, product)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -353,7 +350,7 @@ class SkipProduct(torch.autograd.Function):
                 "vectorize=True); run the model itself, not its twin or a packed one"
             )
         dense, needs = wants_dense_gradient(ctx.parameter), ctx.needs_input_grad[:3]
-        layer = *ctx.saved_tensors, ctx.geometry, ctx.structures
-        found = gradients(gradient, *layer, half=ctx.half, needs=needs, dense=dense)
+        source, weight = ctx.saved_tensors
+        found = gradients(gradient, source, weight, ctx.product, needs=needs, dense=dense)
         pairs = zip(found, ctx.dtypes)
-        return (*(None if t is None else t.to(dtype) for t, dtype in pairs), None, None, None)
+        return (*(None if t is None else t.to(dtype) for t, dtype in pairs), None)
