@@ -123,13 +123,11 @@ def prepare(
     from experiments.data import images, packing
     from experiments.data import tokenizer as tools
 
-    dataset = get(name)
+    dataset, source = get(name), Source(mirror_root(mirror), offline)
     if isinstance(dataset, ImageDataset):
-        source = Source(mirror_root(mirror), offline)
         return images.prepare(dataset, source, out=out, num_images=num_images)
     if vocab_size is None:
         raise UserError(f"data.vocab_size is missing, but {name} is text and needs it.")
-    source = Source(mirror_root(mirror), offline)
     texts = dataset.read(source)
     learned = texts if tokenizer is None else get(tokenizer, "text").read(source)
     built = tools.train_bpe(learned.splits["train"], vocab_size=vocab_size)

@@ -11,13 +11,12 @@ from experiments.data.data_to_text import documents
 from experiments.data.embedded_files import opened
 
 
-def _pairs(split: str) -> list[tuple[str, str]]:
-    with opened(f"e2e/{split}.csv") as file:
-        return [(row["mr"], row["ref"]) for row in csv.DictReader(file)]
-
-
 def _read(source: Source) -> Texts:
-    return documents({split: _pairs(split) for split in SPLITS})
+    pairs = {}
+    for split in SPLITS:
+        with opened(f"e2e/{split}.csv") as file:
+            pairs[split] = [(row["mr"], row["ref"]) for row in csv.DictReader(file)]
+    return documents(pairs)
 
 
 DATASETS = (

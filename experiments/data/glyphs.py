@@ -8,7 +8,6 @@ never seen. A mirrored glyph is another glyph or none: training must not mirror.
 """
 
 import string
-from pathlib import Path
 
 from experiments.data.base import ImageDataset, Images, Source
 
@@ -37,28 +36,18 @@ NUM_IMAGES = 18_000
 SEED = 1
 
 
-def held_out(num_images: int) -> int:
-    """Images of the validation split, and of the test split: a third of the training images."""
-    return max(1, num_images // 3)
-
-
 def _read(source: Source, num_images: int | None) -> Images:
     from experiments.data import rendering
 
     count = num_images or NUM_IMAGES
-    sizes = {"train": count, "validation": held_out(count), "test": held_out(count)}
+    sizes = dict.fromkeys(FONTS, max(1, count // 3)) | {"train": count}
     folder = rendering.font_folder()
+    fonts = {split: [folder / name for name in names] for split, names in FONTS.items()}
     splits = {
-        split: rendering.draw(
-            [folder / name for name in FONTS[split]], CLASSES, size, seed=f"{SEED} {split}"
-        )
+        split: rendering.draw(fonts[split], CLASSES, size, seed=f"{SEED} {split}")
         for split, size in sizes.items()
     }
-    return Images(splits, CLASSES, {"fonts": FONTS, **rendering.facts(_files(folder))})
-
-
-def _files(folder: Path) -> list[Path]:
-    return [folder / name for names in FONTS.values() for name in names]
+    return Images(splits, CLASSES, {"fonts": FONTS, **rendering.facts(sum(fonts.values(), []))})
 
 
 DATASETS = (

@@ -35,9 +35,6 @@ def hub_dataset(
         to_documents: Turns the rows of a split into documents.
     """
 
-    def missing(source: Source) -> str | None:
-        return missing_rows(name, hub_id, config, source)
-
     def read(source: Source) -> Texts:
         rows = load_rows(name, hub_id, config, ["text"], source)
         documents = {split: to_documents(rows[split]["text"]) for split in SPLITS}
@@ -49,7 +46,7 @@ def hub_dataset(
         source=f"{hub_id} ({config})" if config else hub_id,
         splits="as published",
         read=read,
-        missing=missing,
+        missing=partial(missing_rows, name, hub_id, config),
         fetch=partial(fetch, hub_id, config),
     )
 

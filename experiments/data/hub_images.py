@@ -42,9 +42,6 @@ def hub_images(
         classes: Names of the classes, in the order of their labels.
     """
 
-    def missing(source: Source) -> str | None:
-        return missing_rows(name, hub_id, config, source)
-
     def read(source: Source, num_images: int | None) -> Images:
         import numpy as np
 
@@ -73,7 +70,7 @@ def hub_images(
         source=hub_id,
         splits="test as published; a tenth of each training class held out for validation",
         read=read,
-        missing=missing,
+        missing=partial(missing_rows, name, hub_id, config),
         fetch=partial(fetch, hub_id, config),
         declared={"classes": [*classes], "num_channels": 3, "image_size": size},
     )

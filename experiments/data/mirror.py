@@ -22,7 +22,10 @@ def folder_of(hub_id: str, source: Source) -> Path | None:
     roots = [] if source.mirror is None else [source.mirror, source.mirror / "hub"]
     if source.mirror is not None and (source.mirror / hub_id).is_dir():
         return source.mirror / hub_id
-    for root in (*roots, hub_cache()):
+    # As `huggingface_hub` names the folder of what it fetched; it takes long to import.
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
+    for root in (*roots, cache):
         repository = root / f"datasets--{hub_id.replace('/', '--')}"
         try:
             revision = (repository / "refs" / "main").read_text("utf-8").strip()
@@ -31,12 +34,6 @@ def folder_of(hub_id: str, source: Source) -> Path | None:
         if (snapshot := repository / "snapshots" / revision).is_dir():
             return snapshot
     return None
-
-
-def hub_cache() -> Path:
-    """The folder in which `huggingface_hub` keeps what it fetched; it is not imported."""
-    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
-    return Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
 
 
 def holds(folder: Path, config: str | None) -> bool:

@@ -8,7 +8,6 @@ the repository; `embedded/LICENSE.md` has source and licence.
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 from experiments.data.base import SPLITS, Dataset, Source, Texts
 from experiments.data.data_to_text import documents
@@ -25,13 +24,11 @@ def line(triples: list[list[str]]) -> str:
     )
 
 
-def _rows(split: str) -> list[dict[str, Any]]:
-    with opened(f"webnlg/{split}.jsonl") as file:
-        return [json.loads(text) for text in file]
-
-
 def _read(source: Source) -> Texts:
-    rows = {split: _rows(split) for split in SPLITS}
+    rows = {}
+    for split in SPLITS:
+        with opened(f"webnlg/{split}.jsonl") as file:
+            rows[split] = [json.loads(text) for text in file]
     seen = {row["category"] for row in rows["train"]}
 
     def pairs(split: str) -> Iterator[tuple[str, str]]:
