@@ -15,7 +15,7 @@ from experiments.specs.schema import module_names
 if TYPE_CHECKING:
     import pandas as pd
 
-    from experiments.specs.planned import PlannedStudy
+    from experiments.specs.schema import PlannedStudy
 
 
 class Files:

@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 
 
 def executed(records: pd.DataFrame, study: PlannedStudy) -> pd.Series:

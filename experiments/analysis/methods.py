@@ -5,7 +5,8 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.specs.planned import NO_STUDY, PlannedStudy
+from experiments.specs.run import Treatment
+from experiments.specs.schema import PlannedStudy
 
 INK = "#1b1f24"
 DENSE = "dense"
@@ -83,27 +84,32 @@ class Method:
 class Methods:
     """The methods of a study by key; a key that the study does not know stands for itself."""
 
-    def __init__(self, study: PlannedStudy = NO_STUDY) -> None:
+    def __init__(self, study: PlannedStudy) -> None:
         self._methods: dict[str, Method] = {}
         self._looks = dict(LOOKS)
-        facts = _facts(study)
-        taken = {_title(own) for own in facts.values()} | {
-            own.get("label") for own in facts.values()
-        }
+        taken = {name for own in study.methods.values() for name in (_title(own), own.label)}
         self._free = [
             color for color in SPARE_COLORS
             if color not in {LOOKS[label][0] for label in taken if label in LOOKS}
         ]  # fmt: skip
         seen: set[tuple[str, float]] = set()
-        for key, own in facts.items():
-            label, title = own.pop("label", None), _title(own)
-            if own.get("retuned") and not label:
-                label = f"{title}, retuned"
-            place = (title, own["sparsity"])
-            is_plain = not label and own.get("first") is None and place not in seen
+        for key, own in study.methods.items():
+            title, start = _title(own), own.starts_from
+            label = own.label or (f"{title}, retuned" if own.retuned else "")
+            place = (title, own.final_sparsity)
+            is_plain = not label and start is None and place not in seen
             if is_plain:
                 seen.add(place)
-            self._add(key, label or (title if is_plain else key), is_plain=is_plain, **own)
+            self._add(
+                key,
+                label or (title if is_plain else key),
+                algorithm=own.algorithm,
+                family=own.family,
+                sparsity=own.final_sparsity,
+                first=start and start.method,
+                retuned=own.retuned,
+                is_plain=is_plain,
+            )
 
     def _add(self, key: str, name: str, **facts: Any) -> Method:
         if name not in self._looks:
@@ -161,23 +167,7 @@ class Methods:
         return own.algorithm if own.is_plain and own.family is None else key
 
 
-def _facts(study: PlannedStudy) -> dict[str, dict[str, Any]]:
-    """The facts of each method, from the study's file."""
-    return {
-        key: {
-            "algorithm": own.algorithm,
-            "family": own.family,
-            "sparsity": own.final_sparsity,
-            "label": own.label,
-            "retuned": own.retuned,
-            "first": None if own.starts_from is None else own.starts_from.method,
-        }
-        for key, own in study.methods.items()
-    }
-
-
-def _title(facts: dict[str, Any]) -> str:
+def _title(own: Treatment) -> str:
     """Family and algorithm in words."""
-    name = ALGORITHMS.get(facts["algorithm"], (facts["algorithm"],))[0]
-    family = facts["family"]
-    return name if family is None else f"{FAMILIES.get(family, (family,))[0]} {name}"
+    name = algorithm_name(own.algorithm)
+    return name if own.family is None else f"{FAMILIES.get(own.family, (own.family,))[0]} {name}"

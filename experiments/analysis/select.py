@@ -7,7 +7,7 @@ budgets, other learning rates) are no headline runs, nor are those of a study of
 
 import pandas as pd
 
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 
 
 def headline(rows: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:

@@ -15,8 +15,8 @@ import pandas as pd
 from experiments.errors import UserError
 from experiments.findings.claim import Outcome, Place, nine, supporting
 from experiments.findings.estimate import Arm
-from experiments.specs.planned import PlannedStudy
 from experiments.specs.run import Run
+from experiments.specs.schema import PlannedStudy
 from experiments.store import tidy
 
 COLUMNS = (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
 
-    from experiments.specs.planned import PlannedStudy
+    from experiments.specs.schema import PlannedStudy
 
 FOLDER = Path(__file__).resolve().parent
 UNKNOWN = "no value that we hold"

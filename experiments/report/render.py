@@ -26,9 +26,8 @@ from experiments.findings.evidence import Evidence
 from experiments.findings.ledger import Finding
 from experiments.report import cards, cost, forest, text
 from experiments.specs.lookup import rerun_command
-from experiments.specs.planned import PlannedStudy
 from experiments.specs.run import RunSpec
-from experiments.specs.schema import SpecError
+from experiments.specs.schema import PlannedStudy, SpecError
 from experiments.store import parquet, paths, verification
 from experiments.store.record import Record
 

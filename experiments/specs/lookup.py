@@ -9,9 +9,8 @@ from typing import Any
 from experiments import tasks
 from experiments.specs import read
 from experiments.specs.expand import all_runs, study_runs
-from experiments.specs.planned import PlannedStudy
 from experiments.specs.run import Run
-from experiments.specs.schema import SCALES, Scale, SpecError, check_choice
+from experiments.specs.schema import SCALES, PlannedStudy, Scale, SpecError, check_choice
 
 #: Lists the runs of a scale.
 RUNS_OF = "`python -m experiments plan --scale {}`"

@@ -23,7 +23,7 @@ from experiments import models, tasks
 from experiments.errors import UserError, not_one_of
 from experiments.specs.code import ROOT, parse
 from experiments.specs.run import Model as RunModel
-from experiments.specs.run import Transform, Treatment
+from experiments.specs.run import Run, Transform, Treatment
 from experiments.strict import Seed, Strict
 
 Scale = Literal["smoke", "quick", "small", "gpu", "paper"]
@@ -330,6 +330,18 @@ class Study(Strict):
     def shows(self, scale: str) -> bool:
         """Whether the study has anything at this scale."""
         return bool(self.scales.get(scale) or self.computations)  # type: ignore[call-overload]
+
+
+class PlannedStudy(Study):
+    """A study at one scale with its runs, in the order of its file: what pages are made from."""
+
+    scale: Scale
+    runs: tuple[Run, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON form; it changes with the study's file and with what its runs are."""
+        value = self.model_dump(mode="json", exclude={"scales", "runs"})
+        return value | {"runs": [{"spec": run.spec.to_json()} for run in self.runs]}
 
 
 #: Every key that a study file may hold.

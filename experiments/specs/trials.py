@@ -6,10 +6,9 @@ import json
 from typing import Any
 
 from experiments.specs.expand import study_runs, unscheduled
-from experiments.specs.planned import PlannedStudy
 from experiments.specs.read import load_study
 from experiments.specs.run import Run, RunSpec
-from experiments.specs.schema import Study
+from experiments.specs.schema import PlannedStudy, Study
 
 
 def without_seeds(value: Any) -> Any:

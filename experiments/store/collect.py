@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from experiments import tasks
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 from experiments.store import machine, parquet
 from experiments.store.record import Record, Row, Score, checked
 from experiments.store.tidy import RECORD_COLUMNS, TYPES

@@ -9,9 +9,8 @@ import pandas as pd
 
 from experiments.errors import UserError
 from experiments.specs.expand import study_runs
-from experiments.specs.planned import PlannedStudy
 from experiments.specs.read import load_study
-from experiments.specs.schema import SCALES, check_choice
+from experiments.specs.schema import SCALES, PlannedStudy, check_choice
 from experiments.store import collect, parquet, paths, reference, tidy
 from experiments.store.io import read_json
 from experiments.store.record import checked

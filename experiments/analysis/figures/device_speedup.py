@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.analysis import style
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 from experiments.store import tidy
 
 TICKS = (0.0, 0.5, 0.75, 0.8, 0.9, 0.95)

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from experiments.analysis import style
 from experiments.analysis.methods import ALGORITHMS
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 from experiments.store import tidy
 
 LIMIT = 6.0

@@ -15,7 +15,7 @@ from experiments.analysis.methods import FAMILIES, INK
 from experiments.findings.claim import Outcome
 from experiments.findings.estimate import Arm, Cells, estimate
 from experiments.findings.evidence import gather
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 from experiments.store import tidy
 
 EVERY_RECIPE = True

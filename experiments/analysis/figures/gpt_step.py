@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.analysis import style
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 from experiments.store import tidy
 
 

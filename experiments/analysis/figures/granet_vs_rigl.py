@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from experiments.analysis import style
 from experiments.analysis.figures import loss_curves
 from experiments.analysis.methods import INK, Methods
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 from experiments.store import tidy
 
 CURVES = True

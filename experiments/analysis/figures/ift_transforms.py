@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from experiments.analysis.methods import ALGORITHMS
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 
 SPARSITY, INPUTS, OUTPUTS = 0.75, 8, 8
 GAP, HEAD = 3.6, 4.2  # between matrices, and above them for the words; in weights

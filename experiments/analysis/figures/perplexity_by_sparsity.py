@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from experiments.analysis import style
 from experiments.analysis.methods import Methods
 from experiments.findings.estimate import mean_interval
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 from experiments.store import tidy
 
 #: Distance of methods beside each other, as a share of the distance of the outer ticks.

@@ -9,7 +9,7 @@ from experiments.analysis import select as selection
 from experiments.analysis import style
 from experiments.analysis.figures import churn_itop
 from experiments.analysis.methods import Methods
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 from experiments.store import tidy
 
 CURVES = True

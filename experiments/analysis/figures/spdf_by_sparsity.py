@@ -14,7 +14,7 @@ from experiments.analysis.methods import INK
 from experiments.findings.claim import Outcome
 from experiments.findings.estimate import Arm, estimate
 from experiments.findings.evidence import gather
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 
 LOSS = Outcome(metric="loss", split="test", unit="nats", better="lower", noun="test loss")
 COLUMNS = ["whose", "model", "data", "sparsity", "gain", "low", "high", "flops"]

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from experiments.analysis import style
 from experiments.analysis.methods import Methods
-from experiments.specs.planned import PlannedStudy
 from experiments.specs.run import RunSpec
+from experiments.specs.schema import PlannedStudy
 from experiments.specs.trials import taken_by
 from experiments.store import tidy
 

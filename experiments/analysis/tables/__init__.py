@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from experiments.analysis import Files
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 
 _FILES = Files("table")
 names, load, caption = _FILES.names, _FILES.load, _FILES.caption

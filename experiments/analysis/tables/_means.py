@@ -8,7 +8,7 @@ import pandas as pd
 from experiments.findings.claim import Outcome
 from experiments.findings.estimate import Arm, estimate, mean_interval
 from experiments.findings.evidence import gather
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 from experiments.store import tidy
 
 KEYS = ["model", "dataset", "method", "sparsity"]

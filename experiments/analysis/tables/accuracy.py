@@ -5,7 +5,7 @@ import pandas as pd
 
 from experiments.analysis.tables import _means
 from experiments.findings.claim import Outcome
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 
 OUTCOME = Outcome(
     metric="accuracy", split="test", unit="points", better="higher", times=100, noun=""

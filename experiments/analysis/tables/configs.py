@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:

@@ -3,7 +3,7 @@ that is not verified is an assumption, a bound, or was read second hand."""
 
 import pandas as pd
 
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 from experiments.store import tidy
 
 

@@ -5,7 +5,7 @@ cannot hold a sequence are left out.
 
 import pandas as pd
 
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 from experiments.store import tidy
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 from experiments import published
 from experiments.analysis import costs
 from experiments.analysis.methods import Methods
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 from experiments.store import tidy
 
 METRICS = {

@@ -5,7 +5,7 @@ prints the same digits.
 
 import pandas as pd
 
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 from experiments.store import tidy
 
 NAMES = {"published": "value (published)"}

@@ -8,7 +8,7 @@ import pandas as pd
 
 from experiments import published
 from experiments.analysis.methods import Methods
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 
 PUBLISHED = {
     "tokens": "training tokens",

@@ -5,7 +5,7 @@ dense float32 step. Published: one product on a CS-2, digitised from SPDF's supp
 import pandas as pd
 
 from experiments.analysis.figures import device_speedup
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 
 SERIES = {
     "measured": "this CPU, measured",

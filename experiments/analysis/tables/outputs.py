@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.analysis.methods import Methods
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 from experiments.store import results, tidy
 
 TASKS = ("facts_to_text", "data_to_text")

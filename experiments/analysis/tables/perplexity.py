@@ -6,7 +6,7 @@ import pandas as pd
 
 from experiments.analysis.tables import _means
 from experiments.findings.claim import Outcome
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 
 OUTCOME = Outcome(
     metric="perplexity", split="validation", unit="perplexity", better="lower", noun=""

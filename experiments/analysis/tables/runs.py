@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.specs.lookup import rerun_command
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 
 EVERY_RECIPE = True
 #: Columns that tell a run from others; figures of curves name their runs by id alone.

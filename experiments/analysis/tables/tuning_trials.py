@@ -4,7 +4,7 @@ studies that train with its setting."""
 import pandas as pd
 
 from experiments.analysis.figures import tuning
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 
 EVERY_RECIPE = True
 COLUMNS = ["model", "dataset", "method", "sparsity", "learning rate", "drop fraction"]

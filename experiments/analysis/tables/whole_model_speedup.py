@@ -5,7 +5,7 @@ weights streamed for every micro-batch. SPDF's ratio of FLOPs is a bound, no mea
 import pandas as pd
 
 from experiments import published
-from experiments.specs.planned import PlannedStudy
+from experiments.specs.schema import PlannedStudy
 from experiments.store import tidy
 
 MODELS = {"GPT-2 Small": "GPT-2 Small (125M)", "GPT-3 XL": "GPT-3 XL (1.3B)"}

@@ -13,7 +13,6 @@ from experiments.analysis.figures import ift_transforms
 from experiments.analysis.methods import Methods
 from experiments.errors import UserError
 from experiments.specs.lookup import planned_study
-from experiments.specs.planned import NO_STUDY
 from experiments.specs.run import Transform
 from experiments.specs.schema import Method, Start
 from experiments.store import tidy
@@ -134,10 +133,10 @@ def test_a_wrong_key_or_value_of_a_sheet_is_an_error_that_names_it(tmp_path, lin
 
 
 def test_every_drawn_transform_keeps_the_multiply_adds(tmp_path):
-    nothing = pd.DataFrame()
-    drawn = figures.draw("ift_transforms", nothing, nothing, NO_STUDY)
+    nothing = pd.DataFrame(), pd.DataFrame(), kept.study([], methods={})
+    drawn = figures.draw("ift_transforms", *nothing)
     figures.save(drawn, tmp_path / "f.svg", "svg")
-    rows = figures.data("ift_transforms", nothing, nothing, NO_STUDY).set_index("transform")
+    rows = figures.data("ift_transforms", *nothing).set_index("transform")
     assert (rows.groupby("transform")["kept"].sum() == 64).all()
     s = ift_transforms.SPARSITY
     assert rows.loc["wide", "inputs"] == 8 * ift.wide_factor(s)
@@ -219,7 +218,7 @@ def looks_of(**own):
         key: Method.model_construct(**{"recipe": "all", "final_sparsity": 0.8, **settings})
         for key, settings in own.items()
     }
-    return Methods(NO_STUDY.model_copy(update={"methods": methods}))
+    return Methods(kept.study([], methods=methods))
 
 
 def masks(algorithm, **settings):
