@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from experiments.errors import UserError, added, not_one_of
+from experiments.errors import added
 from experiments.specs.schema import module_names
 
 if TYPE_CHECKING:
@@ -21,18 +21,15 @@ if TYPE_CHECKING:
 class Files:
     """The modules of a folder here, by name."""
 
-    def __init__(self, kind: str) -> None:
-        self.kind, self.folder = kind, f"{kind}s"
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
 
     def names(self) -> list[str]:
         """Return the names of all."""
         return module_names(Path(__file__).parent / self.folder)
 
     def load(self, name: str) -> ModuleType:
-        """Return the module of a name; raises `UserError` where there is none."""
-        if name not in self.names():
-            place = f"experiments/analysis/{self.folder}"
-            raise UserError(not_one_of(self.kind, name, self.names(), place))
+        """Return the module of a name; raises `UserError` where it is broken."""
         return added(f"{__name__}.{self.folder}.{name}")
 
     def caption(self, name: str) -> str:

@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,13 @@ from matplotlib.ticker import EngFormatter
 
 from experiments.analysis.methods import Method
 from experiments.errors import UserError, reason
-from experiments.findings.estimate import mean_interval
 
 #: Colours of a PNG.
 NUM_COLORS = 256
 PANEL_HEIGHT = 2.5
 SHEET = Path(__file__).with_name("style.mplstyle")
+#: What a larger font of a sheet makes larger.
+SIZES = ("axes.titlesize", "axes.labelsize", "xtick.labelsize", "ytick.labelsize")
 
 
 def progress(rows: pd.DataFrame) -> tuple[str, str]:
@@ -59,7 +60,10 @@ def sheet(own: Path | None = None, *, width: float | None = None) -> Iterator[No
     """
     mine = _settings(own) if own else {}
     with matplotlib.style.context([SHEET, mine]):
-        _scale_sizes(mine)
+        house = matplotlib.rc_params_from_file(SHEET, use_default_template=False)
+        factor = mine.get("font.size", house["font.size"]) / house["font.size"]
+        for size in {*SIZES} - {*mine}:
+            matplotlib.rcParams[size] = house[size] * factor
         if width is not None:
             height = matplotlib.rcParams["figure.figsize"][1]
             matplotlib.rcParams["figure.figsize"] = (width, height)
@@ -80,13 +84,6 @@ def _settings(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be a style sheet: {reason(error)}") from None
     finally:
         log.removeFilter(refuse)
-
-
-def _scale_sizes(mine: Mapping[str, Any]) -> None:
-    house = matplotlib.rc_params_from_file(SHEET, use_default_template=False)
-    factor = mine.get("font.size", house["font.size"]) / house["font.size"]
-    for key in {"axes.titlesize", "axes.labelsize", "xtick.labelsize", "ytick.labelsize"} - {*mine}:
-        matplotlib.rcParams[key] = house[key] * factor
 
 
 def settle(figure: Figure) -> None:
@@ -200,11 +197,6 @@ def shade(color: str, place: int, count: int) -> str:
     return to_hex([part + 0.5 * abs(at) * (end - part) for part in to_rgb(color)])
 
 
-def nested_width(index: int) -> float:
-    """Return a line width that leaves earlier lines visible beneath later ones."""
-    return max(1.2, 4.2 - 0.8 * index)
-
-
 def seed_lines(axes: Axes, rows: pd.DataFrame, coordinate: str, color: str) -> None:
     """Draw the value of each run as a thin line; all of them are one artist, which is faster."""
     rows = rows.sort_values("run", kind="stable")
@@ -219,15 +211,6 @@ def method_line(
     """Draw the line of a method with about ``marks`` of its markers on it."""
     every = max(1, round(len(x) / marks))
     axes.plot(x, y, color=look.color, marker=look.marker, markevery=every, **how)
-
-
-def interval_bars(axes: Axes, rows: pd.DataFrame, coordinate: str, color: str) -> None:
-    """Draw the 95% t interval of each method at its mean coordinate, cut at 0."""
-    for _, own in rows.groupby("method"):
-        _, low, high = mean_interval(own["value"])
-        if low == low:
-            place = own[coordinate].mean()
-            axes.plot([place, place], [max(low, 0.0), high], color=color, lw=1.4)
 
 
 def mean_by(rows: pd.DataFrame, coordinate: str) -> pd.DataFrame:

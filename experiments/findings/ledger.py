@@ -81,13 +81,6 @@ def find(claim: Claim, comparison: Comparison, evidence: Evidence) -> Finding:
     """Judge one comparison on the primary workload of a scale."""
     outcome = claim.outcome
     assert outcome is not None
-    found = _estimated(claim, comparison, evidence, outcome)
-    return replace(found, word=Word(NO_TEST, reason=claim.never)) if claim.never else found
-
-
-def _estimated(
-    claim: Claim, comparison: Comparison, evidence: Evidence, outcome: Outcome
-) -> Finding:
     places = comparison.places.get(evidence.scale, [])  # type: ignore[call-overload]
     values = evidence.values(outcome)
     for place in places:
@@ -127,8 +120,12 @@ def _estimated(
     compared = {(arm.model, arm.method, arm.recipe) for arm in arms}
     keys = zip(rows["model"], rows["method"], rows["recipe"], strict=True)
     own = rows[[key in compared for key in keys]]
+    sparsity = own["sparsity"].max()
+    if sparsity > 0:  # the title's is the source's, which small scales may not share
+        title = re.sub(r"\d+% sparse", f"{100 * sparsity:g}% sparse", claim.title)
+        claim = claim.model_copy(update={"title": title})
     return Finding(
-        _as_trained(claim, own["sparsity"].max()),
+        claim,
         comparison,
         word,
         place,
@@ -140,12 +137,6 @@ def _estimated(
         trend=_trend(claim, comparison, evidence, outcome),
         runs=tuple(own.loc[own["run"].isin(values.index), "run"]),
     )
-
-
-def _as_trained(claim: Claim, sparsity: float) -> Claim:
-    """A claim whose title has the sparsity of the arms, which small scales may not share."""
-    title = re.sub(r"\d+% sparse", f"{100 * sparsity:g}% sparse", claim.title)
-    return claim.model_copy(update={"title": title}) if sparsity > 0 else claim
 
 
 def _strata(
@@ -216,6 +207,8 @@ def of_claim(claim: Claim, evidence: Evidence) -> list[Finding]:
     if claim.check is not None:
         return [_checked(claim, claim.check, evidence)]
     found = [find(claim, comparison, evidence) for comparison in claim.comparisons()]
+    if claim.never:
+        found = [replace(each, word=Word(NO_TEST, reason=claim.never)) for each in found]
     return [*found, _ordered(claim, evidence)] if claim.order else found
 
 

@@ -81,9 +81,8 @@ def over_workloads(evidence: Evidence, a: str, b: str) -> list[Effect]:
     for (model, data, budget, _), rows in plain.groupby(WORKLOAD):
         cells = evidence.cells(rows, losses)
         by_level: dict[float, dict[str, list]] = {}
-        for row in (
-            rows[["method", "algorithm", "sparsity", "masks"]].drop_duplicates().itertuples()
-        ):
+        kinds = rows[["method", "algorithm", "sparsity", "masks"]].drop_duplicates()
+        for row in kinds.itertuples():
             if "distribution" in row.masks or "init_method" in row.masks:
                 continue
             for arm in cells:
@@ -93,10 +92,8 @@ def over_workloads(evidence: Evidence, a: str, b: str) -> list[Effect]:
             if a in arms and b in arms:
                 first, second = (max(arms[key], key=lambda arm: len(cells[arm])) for key in (a, b))
                 gap = estimate(cells, [(first, second)], sign=-1)
-                share, label = (
-                    100 / gap.means[1],
-                    f"{model}, {data}, {budget:g}, {100 * sparsity:g}%",
-                )
+                share = 100 / gap.means[1]
+                label = f"{model}, {data}, {budget:g}, {100 * sparsity:g}%"
                 if gap.se > 0:
                     found.append(Effect(label, share * gap.effect, share * gap.se))
     return found

@@ -22,17 +22,13 @@ from experiments.training import summary
 from experiments.training.state import Saved
 from experiments.training.trainer import Trainer, say
 
-
-def _seconds(variable: str, default: str) -> float:
-    """Seconds that an environment variable gives."""
-    text = os.environ.get(variable) or default
-    if not re.fullmatch(r"\d+(\.\d*)?", text):
-        raise UserError(f"{variable} is {text!r}, but must be a number of seconds, such as 15")
-    return float(text)
-
-
+_ASKED = os.environ.get("SPARSE_SAVE_EVERY_S") or "15"
+if not re.fullmatch(r"\d+(\.\d*)?", _ASKED):
+    raise UserError(
+        f"SPARSE_SAVE_EVERY_S is {_ASKED!r}, but must be a number of seconds, such as 15"
+    )
 #: Seconds between two saved states; the variable is for steps of unusual length, and for tests.
-SAVE_EVERY_S = _seconds("SPARSE_SAVE_EVERY_S", "15")
+SAVE_EVERY_S = float(_ASKED)
 #: A state that takes long to save is saved less often: saving takes at most this share of the time.
 SAVE_SHARE = 0.05
 STATUS_EVERY_S = 5.0

@@ -59,9 +59,12 @@ def run(
     """
     check_choice("mode", mode, MODES)
     spec = load_single(params, run_id=Path(os.path.abspath(model_dir)).name, max_steps=max_steps)
-    for note in _check_sparsity(spec, params):
-        if mode != "eval":
-            say(f"Warning: {note}", None)
+    place = f"{params.name}: sparsity"
+    with refusals(place):  # before anything is prepared
+        algorithm = configure(spec.mask_config())
+        notes = [] if algorithm is None else unreached(algorithm, spec.recipe.steps)
+    for note in notes if mode != "eval" else ():
+        say(f"Warning: {place}: {note}", None)
     data_dir = tasks.ensure(spec.task, spec.data, paths.data(spec.data.label))
     if mode != "eval":
         files = f"--params {shlex.quote(params.name)} --model_dir {shlex.quote(spec.id)}"
@@ -77,15 +80,6 @@ def run(
     scores = trainer.validate(full=eval_steps is None)
     write_json(model_dir / "eval.json", {"checkpoint": checkpoint.name, **scores})
     return scores
-
-
-def _check_sparsity(spec: RunSpec, params: Path) -> list[str]:
-    """Let the library read the sparsity section before anything is prepared."""
-    place = f"{params.name}: sparsity"
-    with refusals(place):
-        algorithm = configure(spec.mask_config())
-        notes = [] if algorithm is None else unreached(algorithm, spec.recipe.steps)
-    return [f"{place}: {note}" for note in notes]
 
 
 def _train(

@@ -20,7 +20,7 @@ from experiments.store import tidy
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_FILES = Files("figure")
+_FILES = Files("figures")
 names, load, caption, shown = _FILES.names, _FILES.load, _FILES.caption, _FILES.shown
 
 

@@ -46,7 +46,7 @@ def draw_panel(panel: Axes, rows: pd.DataFrame, looks: Methods, title: str) -> b
     coordinate, name = style.progress(rows)
     labels = []
     for (method, sparsity), group in rows.groupby(["method", "sparsity"], sort=False):
-        look, width = looks[method], style.nested_width(len(labels))
+        look, width = looks[method], max(1.2, 4.2 - 0.8 * len(labels))  # earlier lines stay visible
         style.seed_lines(panel, group, coordinate, look.color)
         mean = style.mean_by(group, coordinate)
         style.method_line(panel, mean[coordinate], mean["value"], look, lw=width)

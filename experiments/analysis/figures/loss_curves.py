@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from experiments.analysis import select as selection
 from experiments.analysis import style
 from experiments.analysis.methods import Methods
+from experiments.findings.estimate import mean_interval
 from experiments.specs.schema import PlannedStudy
 from experiments.store import tidy
 
@@ -48,8 +49,11 @@ def draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods) -> None:
         marks = len(mean) if len(mean) <= 20 else 8
         style.method_line(axes, mean[coordinate], mean["value"], look, marks=marks)
         last = group.sort_values("step").groupby("run").tail(1)
-        style.interval_bars(axes, last, coordinate, look.color)
-        labels.append((last["value"].mean(), looks.treatment(method, sparsity), look.color))
+        middle, low, high = mean_interval(last["value"])
+        if low == low:
+            ends, place = [max(low, 0.0), high], last[coordinate].mean()
+            axes.plot([place, place], ends, color=look.color, lw=1.4)
+        labels.append((middle, looks.treatment(method, sparsity), look.color))
     # The first steps fall from the loss of a uniform guess and would flatten everything else.
     late = rows[rows["step"] > 0.15 * rows["step"].max()]
     upper, lower = late["value"].quantile(0.95), rows["value"].min()

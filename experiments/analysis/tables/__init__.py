@@ -13,7 +13,7 @@ import pandas as pd
 from experiments.analysis import Files
 from experiments.specs.schema import PlannedStudy
 
-_FILES = Files("table")
+_FILES = Files("tables")
 names, load, caption = _FILES.names, _FILES.load, _FILES.caption
 
 
