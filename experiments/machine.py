@@ -1,4 +1,8 @@
-"""The machine at hand: what decides how long a step takes on it; nothing here names the host."""
+"""The machine at hand, what decides how long a step takes on it, and which timings may be compared.
+
+Timings of one machine, threads, library versions and kernels included, may stand beside each other;
+no others may. Each timing therefore carries the key of its machine. Nothing here names the host.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,13 @@ import ctypes
 import importlib
 import os
 import platform
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from experiments.digest import digest
 
 CPUINFO = Path("/proc/cpuinfo")
 #: Instructions that matter to matrix products, as Linux names them on x86 and on Arm.
@@ -19,6 +26,10 @@ ISA = (
 )  # fmt: skip
 #: Widest vectors of float arithmetic by an instruction set, in bits.
 VECTOR_BITS = {"avx512f": 512, "avx": 256, "asimd": 128}
+#: Key of timings whose machine is unknown, as in records of older versions.
+NOT_RECORDED = "not recorded"
+#: Key of timings of a run that an interruption moved to another machine.
+SEVERAL = "several machines"
 
 
 def facts(num_threads: int | None = None, *, device: str = "cpu") -> dict[str, Any]:
@@ -44,6 +55,40 @@ def facts(num_threads: int | None = None, *, device: str = "cpu") -> dict[str, A
     if not device.startswith("cpu"):
         found["accelerator"] = torch.cuda.get_device_name(device)
     return found
+
+
+def key(recorded: Mapping[str, Any] | None) -> str:
+    """Return a machine's key: a digest of its facts, 12 hexadecimal digits.
+
+    Args:
+        recorded: What `facts` gathers; None where it was not recorded.
+
+    Returns:
+        The key; `NOT_RECORDED`, or `SEVERAL` for a run that has been on more than one.
+    """
+    if not recorded:
+        return NOT_RECORDED
+    return SEVERAL if recorded.get("earlier") else digest(dict(recorded))[:12]
+
+
+def is_known(machine: Any) -> bool:
+    """Return whether timings with this key may be compared with others of the same key."""
+    return isinstance(machine, str) and machine not in ("", NOT_RECORDED, SEVERAL)
+
+
+def processor(recorded: Mapping[str, Any] | None, name: str = "") -> str:
+    """Return a machine's processor in words, without commas: name, stepping, vectors, cores."""
+    if not recorded:
+        return f"{name} (the rest not recorded)".strip() if name else NOT_RECORDED
+    numbers = [f"{part} {recorded[part]}" for part in ("family", "model", "stepping")
+               if recorded.get(part) is not None]  # fmt: skip
+    about = [" ".join([str(recorded.get("vendor") or ""), *numbers]).strip()]
+    about.append(" ".join(recorded.get("isa") or []) or "vector instructions not known")
+    if recorded.get("accelerator"):
+        about.append(str(recorded["accelerator"]))
+    cores = recorded.get("cores")
+    about.append(f"{cores} {'core' if cores == 1 else 'cores'}")
+    return f"{recorded['processor']} ({'; '.join(part for part in about if part)})"
 
 
 def keep_memory() -> None:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments import tasks
+from experiments.digest import file_digest
 from experiments.errors import UserError
 from experiments.specs.code import ROOT, training_code_hash
-from experiments.specs.digest import file_digest
 from experiments.specs.lookup import find_run
 from experiments.specs.run import Run
 from experiments.store import paths

@@ -18,11 +18,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from experiments import data
+from experiments.digest import file_digest
 from experiments.evaluation.suite import evaluation_code_hash
 from experiments.specs import code, cost, trials
 from experiments.specs.code import ROOT
 from experiments.specs.config import checked
-from experiments.specs.digest import file_digest
 from experiments.specs.expand import all_runs, computation_costs
 from experiments.specs.lookup import RUNS_OF, find_runs, planned_study
 from experiments.specs.read import load_study, study_names

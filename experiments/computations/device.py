@@ -18,9 +18,8 @@ from torch import nn
 
 from experiments.computations import _measured as measured
 from experiments.computations._language_flops import gpt
-from experiments.machine import facts, keep_memory
+from experiments.machine import facts, keep_memory, key
 from experiments.models import llama
-from experiments.store.machine import key
 from sparse_lib.flops.model import ModelFlops, count, gpt_training_step
 from sparse_lib.simulation.devices import SPECS
 from sparse_lib.simulation.devices.cs2 import MATMUL_SPEEDUP

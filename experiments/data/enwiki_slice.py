@@ -14,6 +14,7 @@ from experiments.data.base import SPLITS, Dataset, MissingData, Source, Texts
 from experiments.data.hub import load_rows, one_row_each
 from experiments.data.mirror import missing_rows
 from experiments.data.wikipedia import articles
+from experiments.digest import file_digest
 from experiments.errors import reason
 
 NAME, HUB_ID = "enwiki-slice", "local/enwiki-2014-slice"
@@ -47,7 +48,7 @@ def fetch() -> Path:
     """
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, (folder, numbers, expected) in PARTS.items():
-        if (FOLDER / name).is_file() and _sha256((FOLDER / name).read_bytes()) == expected:
+        if (FOLDER / name).is_file() and file_digest(FOLDER / name) == expected:
             continue
         content = b""
         for number in numbers:
@@ -57,14 +58,10 @@ def fetch() -> Path:
                     content += answer.read()
             except OSError as error:
                 raise MissingData(f"{NAME}: {address} cannot be read: {reason(error)}") from error
-        if _sha256(content) != expected:
+        if hashlib.sha256(content).hexdigest() != expected:
             raise MissingData(f"{NAME}: {name} of {address} has another SHA-256 than {expected}")
         (FOLDER / name).write_bytes(content)
     return FOLDER
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def _missing(source: Source) -> str | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.data.base import SPLITS, MissingData
+from experiments.digest import file_digest
 from experiments.errors import UserError
 
 META, LIST = "meta.json", "files.json"
@@ -77,9 +78,7 @@ def files_digest(paths: Sequence[Path]) -> str:
     """Return one SHA-256 over the names and contents of files, in the given order."""
     digest = hashlib.sha256()
     for path in paths:
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{path.name} {content}\n".encode())
+        digest.update(f"{path.name} {file_digest(path)}\n".encode())
     return digest.hexdigest()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from experiments.data.base import Split
+from experiments.digest import file_digest
 
 SIZE = 32
 #: Pixels per em and per side of a drawn glyph, which fits with room for every affine map.
@@ -42,9 +43,7 @@ def facts(fonts: Sequence[Path]) -> dict[str, Any]:
     from matplotlib import ft2font
 
     return {
-        "font_hashes": {
-            font.name: hashlib.sha256(font.read_bytes()).hexdigest() for font in sorted(fonts)
-        },
+        "font_hashes": {font.name: file_digest(font) for font in sorted(fonts)},
         "versions": {
             "freetype": ft2font.__freetype_version__,
             "matplotlib": version("matplotlib"),

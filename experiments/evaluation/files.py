@@ -9,8 +9,8 @@ from typing import Any
 
 from experiments import machine
 from experiments.data.base import MissingData
+from experiments.digest import digest, file_digest
 from experiments.errors import UserError
-from experiments.specs.digest import digest, file_digest
 from experiments.store.io import read_cache, read_jsonl, write_json
 
 

@@ -16,10 +16,10 @@ from pydantic import (
 )
 
 from experiments import tasks
+from experiments.digest import digest
 from experiments.errors import UserError, not_one_of
 from experiments.evaluation import metrics
 from experiments.specs.code import code_hash, module_files
-from experiments.specs.digest import digest
 from experiments.specs.strict_yaml import read_yaml
 from experiments.strict import Several, Strict, first_problem
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from experiments.store import machine
+from experiments import machine
 from experiments.store.record import Record
 
 #: Tables of finished runs that `cost` reads.

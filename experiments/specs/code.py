@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from experiments.digest import digest, file_digest
 from experiments.errors import UserError
-from experiments.specs.digest import digest, file_digest
 from experiments.specs.run import RunSpec
 
 ROOT = Path(__file__).resolve().parents[2]

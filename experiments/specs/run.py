@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, NonNegativeInt, SerializeAsAny, ValidationInfo, field_validator
 
 from experiments import models, tasks
-from experiments.specs.digest import digest
+from experiments.digest import digest
 from experiments.strict import Seed, Strict
 
 

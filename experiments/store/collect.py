@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments import tasks
+from experiments import machine, tasks
 from experiments.specs.schema import PlannedStudy
-from experiments.store import machine, parquet
+from experiments.store import parquet
 from experiments.store.record import Record, Row, Score, checked
 from experiments.store.tidy import RECORD_COLUMNS, TYPES
 

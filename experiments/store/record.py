@@ -14,10 +14,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, ValidationError
 from pydantic import field_validator as check
 
+from experiments import machine
 from experiments.errors import UserError
 from experiments.specs.run import RunSpec
 from experiments.specs.schema import SpecError
-from experiments.store import machine, paths
+from experiments.store import paths
 from experiments.store.io import read_json, read_jsonl, write_json
 from experiments.strict import first_problem
 
@@ -125,7 +126,7 @@ class Record(Facts):
 
     @property
     def machine_key(self) -> str:
-        """Key of the machine of its timings; `experiments.store.machine` says what that means."""
+        """Key of the machine of its timings; `experiments.machine` says what that means."""
         return machine.key(self.machine_facts)
 
     @property

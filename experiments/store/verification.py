@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import stdev
 from typing import Any, NamedTuple
 
-from experiments.store import machine, paths, reference
+from experiments import machine
+from experiments.store import paths, reference
 
 VERDICTS = SAME, ROUNDED, DIFFERS = "same bits", "within rounding", "differs"
 #: Among the committed records: verdicts.

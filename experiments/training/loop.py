@@ -17,7 +17,6 @@ from experiments import data, machine
 from experiments.errors import CannotWrite, UserError, reason
 from experiments.specs.run import RunSpec
 from experiments.store.io import read_cache
-from experiments.store.machine import key as machine_key
 from experiments.training import summary
 from experiments.training.state import Saved
 from experiments.training.trainer import Trainer, say
@@ -101,7 +100,7 @@ def writing(folder: Path) -> Iterator[None]:
 def run(trainer: Trainer, saved: Saved, received: list[int]) -> None:
     """Train to the last step; saves and raises `Interrupted` after a signal."""
     recipe, progress = trainer.spec.recipe, trainer.progress
-    here = machine_key(machine.facts(trainer.num_threads, device=str(trainer.device)))
+    here = machine.key(machine.facts(trainer.num_threads, device=str(trainer.device)))
     progress.machines = [*(key for key in progress.machines if key != here), here]
     steps = recipe.steps
     log_every = max(1, steps // NUM_LOG_ROWS)

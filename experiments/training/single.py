@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments import tasks
+from experiments.digest import file_digest
 from experiments.errors import UserError, refusals
 from experiments.specs.code import training_code_hash
-from experiments.specs.digest import file_digest
 from experiments.specs.expand import load_single
 from experiments.specs.run import FirstPhase, RunSpec
 from experiments.specs.schema import SpecError, check_choice

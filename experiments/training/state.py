@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from experiments.digest import file_digest
 from experiments.errors import UserError
-from experiments.specs.digest import file_digest
 from experiments.specs.run import RunSpec
 from experiments.store.io import flush_folder, write_whole
 

@@ -15,7 +15,6 @@ from experiments import machine, tasks
 from experiments.errors import Diverged, refusals
 from experiments.models import _transform
 from experiments.specs.run import RunSpec
-from experiments.store.machine import key as machine_key
 from experiments.training import weights
 from experiments.training.device import (
     Batches,
@@ -183,7 +182,7 @@ class Trainer:
     def machine(self) -> dict[str, Any]:
         """The machine that it runs on, with the keys of others before as ``earlier``."""
         facts = machine.facts(self.num_threads, device=str(self.device))
-        earlier = [key for key in self.progress.machines if key != machine_key(facts)]
+        earlier = [key for key in self.progress.machines if key != machine.key(facts)]
         return {**facts, "earlier": earlier} if earlier else facts
 
     # Steps

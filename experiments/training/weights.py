@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from experiments.digest import file_digest
 from experiments.errors import UserError
-from experiments.specs.digest import file_digest
 from experiments.specs.run import RunSpec
 from experiments.training.device import over
 from sparse_lib.checkpoint import densify, load_checkpoint, read_safetensors

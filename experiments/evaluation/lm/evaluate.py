@@ -13,11 +13,11 @@ from typing import Any
 
 from experiments.data import verify
 from experiments.data.files import LIST, read_meta
+from experiments.digest import digest
 from experiments.errors import UserError
 from experiments.evaluation.files import hash_files, hub_digest, scored_once
 from experiments.evaluation.model import quiet_and_offline
 from experiments.evaluation.suite import Suite, applicable, load_suite, suite_code_hash
-from experiments.specs.digest import digest
 
 
 def evaluate(

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from experiments import machine as gathered
+from experiments import machine
 from experiments.report import cost
-from experiments.store import machine
 from experiments.store.collect import records_table
 from experiments.store.record import Record
 from tests.experiments.analysis import kept
@@ -34,8 +33,8 @@ model name\t: another
 def here(tmp_path, monkeypatch, model=1, flags=""):
     file = tmp_path / f"cpuinfo-{model}"
     file.write_text(CPUINFO.format(model=model, flags=flags))
-    monkeypatch.setattr(gathered, "CPUINFO", file)
-    return gathered.facts(1)
+    monkeypatch.setattr(machine, "CPUINFO", file)
+    return machine.facts(1)
 
 
 def test_processors_of_one_name_threads_versions_and_kernels_are_told_apart(tmp_path, monkeypatch):
@@ -53,7 +52,7 @@ def test_processors_of_one_name_threads_versions_and_kernels_are_told_apart(tmp_
     for change in ({"num_threads": 2}, {"versions": {"torch": "2.1"}}, {"kernels": {}}):
         assert machine.key({**MACHINE, **change}) != key
     assert machine.key(json.loads(json.dumps(MACHINE))) == key
-    facts = gathered.facts(1)
+    facts = machine.facts(1)
     assert facts["versions"].keys() == {"torch", "numpy", "sparse_lib"}
     assert facts["torch_isa"] and facts["cores"] >= 1
     assert facts["kernels"]["build"] is None or facts["kernels"]["lanes"] in (4, 8, 16)

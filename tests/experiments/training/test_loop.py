@@ -80,7 +80,7 @@ def test_a_run_that_moves_to_another_machine_says_so(corpus, tmp_path, monkeypat
     monkeypatch.setattr(training.machine, "facts", lambda *_, **__: facts)
     result = run_training(spec, corpus, tmp_path)
     assert len(result["machine"]["earlier"]) == 1
-    assert training.machine_key(result["machine"]) == "several machines"
+    assert training.machine.key(result["machine"]) == "several machines"
 
 
 @pytest.fixture(scope="module")
