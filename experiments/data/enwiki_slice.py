@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from experiments.data.base import SPLITS, Dataset, MissingData, Source, Texts
-from experiments.data.hub import load_rows, one_row_each
-from experiments.data.mirror import missing_rows
+from experiments.data.hub import load_rows, missing_rows, one_row_each
 from experiments.data.wikipedia import articles
 from experiments.digest import file_digest
 from experiments.errors import reason

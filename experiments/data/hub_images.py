@@ -10,8 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from experiments.data.base import ImageDataset, Images, MissingData, Source, Split
-from experiments.data.hub import fetch, load_rows, reading
-from experiments.data.mirror import missing_rows
+from experiments.data.hub import fetch, load_rows, missing_rows, reading
 
 if TYPE_CHECKING:
     import numpy as np

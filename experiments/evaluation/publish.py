@@ -1,4 +1,4 @@
-"""A trained model as a folder to hand on: weights, tokenizer, masks and what its card says."""
+"""A trained model as a folder to hand on: weights, tokenizer, masks, its card, and an RO-Crate."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from rocrate.model import ContextEntity, CreativeWork, SoftwareApplication
+from rocrate.rocrate import ROCrate
 
 from experiments import data
+from experiments.data.base import Dataset
 from experiments.errors import UserError
-from experiments.evaluation import crate
 from experiments.evaluation.files import weights_hash
 from experiments.store.io import read_json
 
 MASKS = "masks.safetensors"
+PROFILE = "https://w3id.org/ro/wfrun/process/0.5"
+LICENSE = "https://spdx.org/licenses/Apache-2.0"
 #: Writes the text of the card from a run's ``train.json``, its evaluations and its tensors.
 Card = Callable[..., str]
 
@@ -56,7 +60,7 @@ def publish(folder: Path, out: Path, card: Card) -> Path:
             transformed=(made / "transform.json").is_file(),
         )
         (made / "README.md").write_text(text, "utf-8")
-        crate.write(made, train, corpus)
+        _write_crate(made, train, corpus)
         made.rename(out)
     finally:
         shutil.rmtree(made, ignore_errors=True)
@@ -101,3 +105,53 @@ def tensors(model: Path) -> list[dict[str, Any]]:
                     }
                 )
     return rows
+
+
+def _write_crate(folder: Path, train: Mapping[str, Any], corpus: Dataset) -> None:
+    """Write ``ro-crate-metadata.json``: who made the files from what, by which command.
+
+    It follows the profile Process Run Crate 0.5, https://w3id.org/ro/wfrun/process.
+    """
+    spec, versions = train["spec"], train["versions"]
+    crate = ROCrate()
+    crate.name, crate.license = spec["id"], LICENSE
+    crate.description = f"{spec['model']['name']}, trained on {corpus.name} by sparse_lib"
+    profile = {"name": "Process Run Crate", "version": "0.5"}
+    crate.root_dataset["conformsTo"] = crate.add(CreativeWork(crate, PROFILE, properties=profile))
+    files = [
+        crate.add_file(path, path.relative_to(folder).as_posix())
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    ]
+    program = SoftwareApplication(
+        crate,
+        "#sparse-lib",
+        properties={
+            "name": "sparse-lib",
+            "softwareVersion": versions["sparse_lib"],
+            "softwareRequirements": [f"{name} {versions[name]}" for name in versions],
+            "identifier": f"code hash {train['code_hash']}",
+        },
+    )
+    facts = {
+        "@type": "Dataset",
+        "name": corpus.name,
+        "description": corpus.source,
+        "license": corpus.license,
+        "identifier": f"sha256:{train['data']['hash']}",
+    }
+    used = [
+        crate.add(ContextEntity(crate, f"#{corpus.name}", properties=facts)),
+        *(file for file in files if file.id == "run.yaml"),
+    ]
+    crate.add_action(
+        crate.add(program),
+        identifier="#training",
+        object=used,
+        result=[file for file in files if file.id != "run.yaml"],
+        properties={
+            "name": train["command"],
+            "description": f"{train['wall_s']} s, {train['cpu']}",
+        },
+    )
+    crate.metadata.write(folder)

@@ -20,8 +20,7 @@ from experiments.digest import digest
 from experiments.errors import UserError, not_one_of
 from experiments.evaluation import metrics
 from experiments.specs.code import code_hash, module_files
-from experiments.specs.strict_yaml import read_yaml
-from experiments.strict import Several, Strict, first_problem
+from experiments.strict import Several, Strict, first_problem, read_yaml
 
 FOLDER = Path(__file__).parent / "suites"
 #: lm-eval's files of our own tasks.

@@ -12,8 +12,7 @@ from pydantic import AfterValidator, Field, PositiveFloat, ValidationError, mode
 from experiments.errors import UserError, not_one_of
 from experiments.specs.code import ROOT
 from experiments.specs.schema import Scale, module_names
-from experiments.specs.strict_yaml import read_yaml
-from experiments.strict import Strict, first_problem
+from experiments.strict import Strict, first_problem, read_yaml
 
 FOLDER = Path(__file__).parent
 NINE = FOLDER / "nine"

@@ -13,7 +13,7 @@ from experiments.errors import did_you_mean
 from experiments.specs.code import ROOT
 from experiments.specs.read import check_study
 from experiments.specs.schema import SpecError, check_choice
-from experiments.specs.strict_yaml import read_yaml
+from experiments.strict import read_yaml
 
 DEFAULTS: dict[str, Any] = read_yaml((ROOT / "config" / "config.yaml").read_text("utf-8"))
 SCHEMA = json.loads((ROOT / "workflow" / "schemas" / "config.schema.json").read_text("utf-8"))[

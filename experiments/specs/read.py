@@ -31,7 +31,7 @@ from experiments.specs.schema import (
     check_choice,
     module_names,
 )
-from experiments.specs.strict_yaml import read_yaml
+from experiments.strict import read_yaml
 
 STUDIES = ROOT / "experiments" / "studies"
 #: Commit that holds the studies that were retired since, with their records and pages.
