@@ -14,8 +14,6 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_
 
 from experiments import data as datasets
 from experiments import models, tasks
-from experiments.data import load
-from experiments.data import prepare as prepare_text
 from experiments.errors import UserError
 from experiments.strict import Betas
 
@@ -94,13 +92,8 @@ class Recipe(tasks.Recipe):
 
 def prepare(data: Data, *, out: Path, offline: bool) -> None:
     """Turn text into tokens."""
-    prepare_text(
-        data.name,
-        out=out,
-        vocab_size=data.vocab_size,
-        tokenizer=data.tokenizer,
-        offline=offline,
-    )
+    options = {"vocab_size": data.vocab_size, "tokenizer": data.tokenizer}
+    datasets.prepare(data.name, out=out, offline=offline, **options)
 
 
 class Task(tasks.Task):
@@ -112,7 +105,7 @@ class Task(tasks.Task):
 
     def __init__(self, spec: RunSpec, data_dir: Path) -> None:
         super().__init__(spec, data_dir)
-        self.corpus = cast("Corpus", load(data_dir))
+        self.corpus = cast("Corpus", datasets.load(data_dir))
         data: Data = spec.data  # type: ignore[assignment]
         self.data_name = data.name
         self.data = {"name": self.data_name, "hash": self.corpus.meta["hash"]}
@@ -150,17 +143,13 @@ class Task(tasks.Task):
 
     def batch(self, step: int) -> torch.Tensor:
         """Token windows of optimizer step ``step`` (from 0), shape (B, T + 1), int64."""
-        import torch
-
-        first = step * self.batch_size
-        return torch.stack([self._window(i) for i in range(first, first + self.batch_size)])
-
-    def _window(self, index: int) -> torch.Tensor:
         import numpy as np
         import torch
 
-        start = self._order[index] * self.context
-        return torch.from_numpy(self._train[start : start + self.context + 1].astype(np.int64))
+        first = step * self.batch_size
+        chosen = [self._order[index] for index in range(first, first + self.batch_size)]
+        starts = np.array(chosen)[:, None] * self.context
+        return torch.from_numpy(self._train[starts + np.arange(self.context + 1)].astype(np.int64))
 
     def loss(self, model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
         """Mean next-token cross-entropy in nats, a scalar."""

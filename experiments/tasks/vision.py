@@ -22,9 +22,8 @@ from pydantic import (
     model_validator,
 )
 
+from experiments import data as datasets
 from experiments import models, tasks
-from experiments.data import load
-from experiments.data import prepare as prepare_images
 from experiments.errors import UserError
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ class Recipe(tasks.Recipe):
 
 def prepare(data: Data, *, out: Path, offline: bool) -> None:
     """Turn images into arrays."""
-    prepare_images(data.name, out=out, num_images=data.num_images, offline=offline)
+    datasets.prepare(data.name, out=out, num_images=data.num_images, offline=offline)
 
 
 class Task(tasks.Task):
@@ -107,7 +106,7 @@ class Task(tasks.Task):
 
     def __init__(self, spec: RunSpec, data_dir: Path) -> None:
         super().__init__(spec, data_dir)
-        self.images: ImageFolder = load(data_dir)  # type: ignore[assignment]
+        self.images: ImageFolder = datasets.load(data_dir)  # type: ignore[assignment]
         self.meta = self.images.meta
         self.data = {"name": spec.data.name, "hash": self.meta["hash"]}
         self.batch_size = self.recipe.batch_size
