@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from experiments import data
@@ -153,27 +152,20 @@ class Request:
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
 
-    def record_files(self, wildcards: Any) -> list[str]:
-        """The records that a study's runs have or get here; see `borrowed` for the others.
-
-        While single runs are redone, no other run is trained: the records at hand stand for them.
-        """
-        return self._records(wildcards.scale, wildcards.study)[0]
-
-    def borrowed(self, wildcards: Any) -> list[str]:
-        """The runs of a study whose committed records stand for them, where asked for and fit."""
-        return self._records(wildcards.scale, wildcards.study)[1]
-
     def committed_files(self, wildcards: Any) -> list[str]:
-        """The files of the `borrowed` records."""
-        known = reference.entries()
-        folders = {known[run].folder for run in self.borrowed(wildcards)}
+        """The files of the committed records that stand for runs of a study."""
+        known, (_, ids) = reference.entries(), self.records(wildcards.scale, wildcards.study)
+        folders = {known[run].folder for run in ids}
         files = sorted(folder / f"{name}.parquet" for folder in folders for name in TABLES)
         return [os.path.relpath(file, ROOT) for file in files]
 
     @functools.cache  # noqa: B019 (one request lives as long as its process)
-    def _records(self, scale: str, study: str) -> tuple[list[str], list[str]]:
-        """Files of own records, and ids of runs with borrowed ones."""
+    def records(self, scale: str, study: str) -> tuple[list[str], list[str]]:
+        """Files of the records that a study's runs have or get here, and ids of the other runs.
+
+        For those their committed records stand, where asked for and fit. While single runs are
+        redone, no other run is trained: the records at hand stand for them.
+        """
         again = {run.id for run in self.again}
         files: list[str] = []
         ids: list[str] = []
@@ -237,7 +229,7 @@ class Request:
             found += [f"reports/{scale}/{name}/figures/{figure}.png" for figure in study.figures]
             found += [f"reports/{scale}/{name}/tables/{table}.csv" for table in study.tables]
             found += self.computations(name, scale)
-            found += self.record_files(SimpleNamespace(scale=scale, study=name))
+            found += self.records(scale, name)[0]
         return list(dict.fromkeys(found))
 
     def train_inputs(self, wildcards: Any) -> list[str]:

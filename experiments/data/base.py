@@ -1,6 +1,5 @@
 """Datasets, their splits, and where they are looked for."""
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,15 +46,6 @@ class Texts:
     splits: Mapping[str, list[str]]
     meta: Mapping[str, Any] = field(default_factory=dict)
     extras: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
-
-    def digest(self) -> str:
-        """Return the SHA-256 of all documents, split by split."""
-        digest = hashlib.sha256()
-        for split in SPLITS:
-            digest.update(f"{split}\0".encode())
-            for document in self.splits.get(split, []):
-                digest.update(document.encode() + b"\0")
-        return digest.hexdigest()
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from experiments.findings.estimate import (
 from experiments.findings.evidence import Evidence
 from experiments.findings.ledger import AGREES, DIFFERS, Finding
 from experiments.published import UNKNOWN as NO_VALUE
-from experiments.report.text import in_minutes, in_words, markdown_table
+from experiments.report.text import in_minutes, in_words
 from experiments.specs.lookup import rerun_command
 from experiments.store import paths, verification
 from experiments.store.reference import entries
@@ -287,7 +287,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         at for at in range(len(head)) if at == 0 or any(row[at] not in UNKNOWN for row in rows)
     ]
     lines = [[str(row[at]).replace("|", "/").replace("\n", " ") for at in known] for row in rows]
-    return markdown_table([head[at] for at in known], lines)
+    lines = [[head[at] for at in known], ["---"] * len(known), *lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def table3(found: Finding, evidence: Evidence) -> str:

@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -58,11 +57,6 @@ def markdown_cell(value: Any) -> Markup:
     """Return a value as `markdown` for a cell of a table, where lines and double spaces stay."""
     lines = map(markdown, str(value).strip().splitlines())
     return Markup("<br>").join(lines).replace("  ", Markup("&nbsp;&nbsp;"))
-
-
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table of cells that are Markdown already."""
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
 def markdown_code(value: Any) -> Markup:

@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments.specs.expand import study_runs, unscheduled
 from experiments.specs.read import load_study
-from experiments.specs.run import Run, RunSpec
+from experiments.specs.run import RunSpec
 from experiments.specs.schema import PlannedStudy, Study
 
 
@@ -57,8 +57,8 @@ def taken_by(study: PlannedStudy) -> dict[str, str]:
             place = (key, steps if steps in lengths[key] else None)
             names.setdefault(place, {})[name] = None
 
-    def takers(run: Run) -> dict[str, None]:
-        key = keys[run.id]
-        return names.get((key, run.spec.recipe.steps), {}) | names.get((key, None), {})
-
-    return {run.id: ", ".join(takers(run)) for run in study.runs}
+    taken = {}
+    for run in study.runs:
+        at_length = names.get((keys[run.id], run.spec.recipe.steps), {})
+        taken[run.id] = ", ".join(at_length | names.get((keys[run.id], None), {}))
+    return taken

@@ -33,11 +33,6 @@ LEADERBOARD = {
 }
 
 
-def curve_columns() -> list[str]:
-    """Columns of ``curves.csv``: a row is a metric of a run at a step, of so many units seen."""
-    return ["run", "kind", "step", *tasks.units(), "flops_executed", "elapsed_s", "metric", "value"]
-
-
 def _identity(record: Record, study_name: str) -> dict[str, Any]:
     """The columns that are the same for every metric of one run."""
     versions = record.versions
@@ -170,7 +165,7 @@ def record_rows(record: Record | dict[str, Any], study_name: str) -> list[Row]:
 
 
 def curve_rows(record: Record | dict[str, Any]) -> list[Row]:
-    """The tidy rows of one record's learning curve; see `curve_columns`.
+    """The tidy rows of one record's learning curve; see `curves_table`.
 
     Validation rows carry no FLOPs or seconds of their own: both are interpolated between the
     training rows around them.
@@ -197,9 +192,10 @@ def records_table(records: Iterable[Record | dict[str, Any]], study: PlannedStud
 
 
 def curves_table(records: Iterable[Record | dict[str, Any]]) -> pd.DataFrame:
-    """The tidy long table of several learning curves."""
+    """The tidy long table of several learning curves: a row is a metric of a run at a step."""
     rows = [row for record in records for row in curve_rows(record)]
-    return pd.DataFrame(rows, columns=curve_columns())
+    columns = ["run", "kind", "step", *tasks.units(), "flops_executed", "elapsed_s"]
+    return pd.DataFrame(rows, columns=[*columns, "metric", "value"])
 
 
 def tables(

@@ -64,7 +64,9 @@ def judge(
     Args:
         seeds: Recorded validation losses of the run and of its further seeds.
     """
-    metric, value = _headline(new)
+    final = new["final"]  # its validation loss stands for a run, else its training loss
+    metric = "validation_loss" if final.get("validation_loss") is not None else "train_loss"
+    value = final.get(metric)
     machines = machine.key(recorded.get("machine")), machine.key(new.get("machine"))
     before = recorded["final"].get(metric)
 
@@ -128,13 +130,6 @@ def words(runs: Collection[str]) -> str:
     kinds = f"{len(places)} kind{'s' if len(places) > 1 else ''} of machine"
     came = f"{len(bad)} differed" if bad else "as recorded"
     return f"{len(again)} of {len(runs)} run{'s' if len(runs) > 1 else ''}, on {kinds}: {came}"
-
-
-def _headline(record: Mapping[str, Any]) -> tuple[str, float | None]:
-    """The number that stands for a run: its validation loss, else its training loss."""
-    final = record["final"]
-    name = "validation_loss" if final.get("validation_loss") is not None else "train_loss"
-    return name, final.get(name)
 
 
 def _first_difference(recorded: Mapping[str, Any], new: Mapping[str, Any]) -> str:

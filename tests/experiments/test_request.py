@@ -56,7 +56,7 @@ def commit(*runs: tuple[str, str]) -> None:
 def records(asked: request.Request) -> set[str]:
     """Files of own records, and ids of the runs whose committed records are taken."""
     wildcards = SimpleNamespace(scale="smoke", study=STUDY)
-    own, borrowed = asked.record_files(wildcards), asked.borrowed(wildcards)
+    own, borrowed = asked.records("smoke", STUDY)
     files = [f"results/reference/{STUDY}/{name}.parquet" for name in parquet.TABLES]
     assert asked.committed_files(wildcards) == (sorted(files) if borrowed else [])
     return {*own, *borrowed}

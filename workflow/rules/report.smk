@@ -1,7 +1,7 @@
 rule collect:
     """All records of a study as tidy tables."""
     input:
-        own=REQUEST.record_files,
+        own=lambda wildcards: REQUEST.records(wildcards.scale, wildcards.study)[0],
         committed=REQUEST.committed_files,
     output:
         records="results/{scale}/{study}/records.csv",
@@ -12,7 +12,9 @@ rule collect:
     params:
         code=code.collecting_code_hash(),
         study=lambda wildcards: REQUEST.study_hash(wildcards.study, wildcards.scale),
-        borrowed=lambda wildcards: code.digest(REQUEST.borrowed(wildcards)),
+        borrowed=lambda wildcards: code.digest(
+            REQUEST.records(wildcards.scale, wildcards.study)[1]
+        ),
     shell:
         "python -m experiments collect --committed --study {wildcards.study:q}"
         " --scale {wildcards.scale:q} -- {input.own:q} 2>&1 | tee {log:q}"

@@ -11,7 +11,6 @@ from experiments.errors import UserError
 from experiments.store import parquet, tidy
 from experiments.store.collect import (
     average,
-    curve_columns,
     curves_table,
     record_rows,
     records_table,
@@ -63,7 +62,7 @@ def test_tables_are_read_back_as_they_were_and_not_those_of_an_older_version(mad
     pd.testing.assert_frame_equal(table, expected)
     assert parquet.read(path.parent) == sorted(made[1:], key=lambda record: record["run"])
     assert list(table.columns) == list(tidy.RECORD_COLUMNS)
-    assert list(tidy.read_curves(path.with_name("curves.csv"))) == curve_columns()
+    assert list(tidy.read_curves(path.with_name("curves.csv"))) == list(curves_table(made))
     table = records_table(made[:1], kept.study(made)).drop(columns="chance")
     table.to_csv(tmp_path / "records.csv", index=False)
     with pytest.raises(ValueError, match=r"records.csv has no column chance: another version"):
