@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
-
 from experiments.specs.run import Treatment
 from experiments.specs.schema import PlannedStudy
 
@@ -155,16 +153,6 @@ class Methods:
         if own.first is None:
             return None
         return self[own.first].sparsity, "sparse" if own.sparsity else "dense"
-
-    def lines(self, rows: pd.DataFrame) -> pd.Series:
-        """Return `line` of each row's method."""
-        names = {key: self.line(key) for key in rows["method"].unique()}
-        return rows["method"].map(names).astype("string")
-
-    def source_name(self, key: str) -> str:
-        """Return what a source would call the method: the algorithm where that says it all."""
-        own = self[key]
-        return own.algorithm if own.is_plain and own.family is None else key
 
 
 def _title(own: Treatment) -> str:

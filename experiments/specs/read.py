@@ -92,7 +92,12 @@ def _load(path: Path, stamp: tuple[Any, ...]) -> Study:
             return _parsed(other, stamp)
 
     with one_sentence(path):
-        study = Study.model_validate(with_likeness(_parsed(path, stamp), read))
+        value = _parsed(path, stamp)
+        methods = dict(methods_of(value))
+        for key, section in methods.items():
+            if isinstance(section, dict) and "like" in section:
+                methods[key] = _whole(f"methods.{key}.like", section, read)
+        study = Study.model_validate({**value, "methods": methods} if methods else value)
         _check_names(study, path.stem)
     return study
 
@@ -109,20 +114,12 @@ def methods_of(study: Any) -> dict[Any, Any]:
     return methods if isinstance(methods, dict) else {}
 
 
-def with_likeness(study: Any, read: Callable[[str], Any]) -> Any:
-    """A study, as its YAML reads, with every ``like`` replaced by the section that it names.
+def _whole(place: str, section: dict[str, Any], read: Callable[[str], Any]) -> dict[str, Any]:
+    """A section with what it takes from the one that ``like`` names.
 
     Raises:
         UserError: For a ``like`` that names no method, or one that is itself like another.
     """
-    methods = dict(methods_of(study))
-    for key, section in methods.items():
-        if isinstance(section, dict) and "like" in section:
-            methods[key] = _whole(f"methods.{key}.like", section, read)
-    return {**study, "methods": methods} if methods else study
-
-
-def _whole(place: str, section: dict[str, Any], read: Callable[[str], Any]) -> dict[str, Any]:
     own = dict(section)
     like = own.pop("like")
     other, _, method = like.partition(".") if isinstance(like, str) else ("", "", "")

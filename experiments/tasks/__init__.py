@@ -171,9 +171,8 @@ class Task(ABC):
     input_size: dict[str, int]
 
     def __init__(self, spec: RunSpec, data_dir: Path) -> None:
-        self.spec = spec
-        self.data_dir = data_dir
-        self.recipe = spec.recipe
+        self.spec, self.recipe = spec, spec.recipe
+        self.batch_size = spec.recipe.batch_size
 
     @abstractmethod
     def build_model(self) -> torch.nn.Module:
@@ -183,7 +182,7 @@ class Task(ABC):
         """FLOPs of one optimizer step's batch."""
         from sparse_lib.flops.model import count
 
-        return count(model, batch_size=self.recipe.batch_size, **self.input_size)
+        return count(model, batch_size=self.batch_size, **self.input_size)
 
     @abstractmethod
     def batch(self, step: int) -> Any:

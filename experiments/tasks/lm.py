@@ -107,17 +107,15 @@ class Task(tasks.Task):
         super().__init__(spec, data_dir)
         self.corpus = cast("Corpus", datasets.load(data_dir))
         data: Data = spec.data  # type: ignore[assignment]
-        self.data_name = data.name
-        self.data = {"name": self.data_name, "hash": self.corpus.meta["hash"]}
+        self.data = {"name": data.name, "hash": self.corpus.meta["hash"]}
         self.context = data.context
         self.input_size = {"sequence_length": self.context}
-        self.batch_size = spec.recipe.batch_size
         self.units_per_step = self.batch_size * self.context
         self._train = self.corpus.tokens("train")
         for split, name in (("train", "training"), ("validation", "validation")):
             if (num_tokens := len(self.corpus.tokens(split))) <= self.context:
                 raise UserError(
-                    f"data.context is {self.context}, but the {name} split of {self.data_name} has "
+                    f"data.context is {self.context}, but the {name} split of {data.name} has "
                     f"only {num_tokens} tokens"
                 )
         num_windows = (len(self._train) - 1) // self.context
@@ -137,7 +135,7 @@ class Task(tasks.Task):
         files = (folder / "tokenizer.json", Path(self.corpus.tokenizer_dir) / "tokenizer.json")
         if all(file.is_file() for file in files) and len({f.read_bytes() for f in files}) > 1:
             raise UserError(
-                f"data.name is {self.data_name}, whose tokenizer differs from that of the run "
+                f"data.name is {self.spec.data.name}, whose tokenizer differs from that of the run "
                 f"{self.spec.starts_from.run}, with which {self.spec.id} starts"
             )
 

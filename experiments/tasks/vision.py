@@ -109,7 +109,6 @@ class Task(tasks.Task):
         self.images: ImageFolder = datasets.load(data_dir)  # type: ignore[assignment]
         self.meta = self.images.meta
         self.data = {"name": spec.data.name, "hash": self.meta["hash"]}
-        self.batch_size = self.recipe.batch_size
         self.units_per_step = self.batch_size
         self.input_size = {"image_size": self.meta["image_size"]}
         self._train = self.images.split("train")

@@ -22,7 +22,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     rows, looks = tidy.validation_perplexity(records), Methods(study)
     rows = rows[rows["family"].isna()][COLUMNS]
     rows = rows[~rows["method"].map(lambda method: looks[method].retuned).astype(bool)]
-    rows = rows.assign(line=looks.lines(rows))
+    rows = rows.assign(line=rows["method"].map(looks.line).astype("string"))
     levels = rows[rows["sparsity"] > 0].groupby(["model", "dataset"])["sparsity"].nunique()
     several = levels[levels > 1].reset_index()[["model", "dataset"]]
     return rows.merge(several, on=["model", "dataset"])

@@ -38,8 +38,9 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
             for name, metric in METRICS.items():
                 row[name] = own[own["metric"] == metric]["value"].mean()
             row[WHOLE] = whole.reindex(own["run"].unique()).mean()
-            names = [looks[method].name, looks.source_name(method)]
-            names += ["static uniform"] if looks[method].algorithm == "static" else []
+            look = looks[method]  # a source names the algorithm alone where that says it all
+            names = [look.name, look.algorithm if look.is_plain and not look.family else method]
+            names += ["static uniform"] if look.algorithm == "static" else []
             row["FLOPs ratio (published)"] = _published(source, names, sparsity)
             row["runs"] = " ".join(own["run"].drop_duplicates())
             rows.append(row)

@@ -244,11 +244,13 @@ def _rows(
         error = results.get(f"{metric}_stderr,{filter_name}")
         if task.OUTPUT_TYPE == "loglikelihood_rolling":
             error = _weighted_error(metric, samples)
+        if not (isinstance(error, (int, float)) and math.isfinite(error)):
+            error = None  # lm-eval writes N/A, nan or inf
         row = {
             "task": name,
             "metric": metric if filter_name == "none" else key,
             "value": float(value),
-            "stderr": _number(error),
+            "stderr": None if error is None else float(error),
             "num_items": int(results["sample_len"]),
             "chance": chance if metric in CHOICE_METRICS else None,
             "higher_is_better": bool(task.higher_is_better()[metric]),
@@ -275,11 +277,6 @@ def _weighted_error(metric: str, samples: Samples) -> float | None:
     if metric == "bits_per_byte":
         return None if error is None else error / math.log(2)
     return exponential(value, error)[1]
-
-
-def _number(value: Any) -> float | None:
-    """A finite number, or None where lm-eval writes N/A, nan or inf instead."""
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def _chance(name: str, samples: Samples, kind: str) -> float | None:
