@@ -7,6 +7,7 @@ that a command names are expanded.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 import shutil
@@ -16,23 +17,53 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from jsonschema import Draft202012Validator
+
 from experiments import data
 from experiments.digest import file_digest
+from experiments.errors import did_you_mean
 from experiments.evaluation.suite import evaluation_code_hash
 from experiments.specs import code, cost, trials
 from experiments.specs.code import ROOT
-from experiments.specs.config import checked
 from experiments.specs.expand import all_runs, computation_costs
 from experiments.specs.lookup import RUNS_OF, find_runs, planned_study
-from experiments.specs.read import load_study, study_names
+from experiments.specs.read import check_study, load_study, study_names
 from experiments.specs.run import Run
 from experiments.specs.schema import NAME, SCALES, SpecError, Study, check_choice, module_names
 from experiments.store import paths, reference, verification
 from experiments.store.io import read_json, write_json
 from experiments.store.parquet import TABLES
+from experiments.strict import read_yaml
 
 CHECKED = Path(".snakemake/checked")
 RERUNS = Path("state/reruns.json")
+#: What each key of the configuration is without one, and what it may be.
+DEFAULTS: dict[str, Any] = read_yaml((ROOT / "config" / "config.yaml").read_text("utf-8"))
+SCHEMA = json.loads((ROOT / "workflow" / "schemas" / "config.schema.json").read_text("utf-8"))[
+    "properties"
+]
+
+
+def checked(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration, if every key and value of ``--config`` is allowed."""
+    # Snakemake reads numbers, True and False of the command line, but not false or null.
+    words = {"true": True, "false": False, "null": None}
+    config = DEFAULTS | {k: words.get(v, v) if type(v) is str else v for k, v in config.items()}
+    for key, value in config.items():
+        if key not in SCHEMA:
+            raise SpecError(
+                f"unknown config key {key!r} with the value {value!r}: known are "
+                f"{', '.join(SCHEMA)}{did_you_mean(str(key), SCHEMA)}"
+            )
+        rule = SCHEMA[key]
+        if "enum" in rule and value not in rule["enum"]:
+            check_choice(key, value, filter(None, rule["enum"]))
+        if not Draft202012Validator(rule).is_valid(value):
+            raise SpecError(f"{key} is {value!r}, but must be {rule['errorMessage']}")
+    check_study(config["study"], "all")
+    if config["mirror"] is not None:
+        data.mirror_root(config["mirror"])
+    return config
 
 
 class Request:

@@ -235,7 +235,7 @@ def where(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> No
     Takes the arguments of `snakemake reproduce`: ``where -- --config scale=smoke study=flops``.
     Where that report is not written yet, names the committed one.
     """
-    from experiments.specs.config import DEFAULTS, checked
+    from experiments.request import DEFAULTS, checked
 
     chosen = checked(DEFAULTS | dict(_given(arguments or [])))
     folder = paths.reports(chosen["scale"])

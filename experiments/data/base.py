@@ -1,9 +1,11 @@
 """Datasets, their splits, and where they are looked for."""
 
-from collections.abc import Callable, Mapping
+import lzma
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from experiments.errors import UserError
 
@@ -12,12 +14,34 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "validation", "test")
 END_OF_TEXT = "<|endoftext|>"
+#: Files that travel with the repository, compressed by xz.
+EMBEDDED = Path(__file__).parent / "embedded"
 #: Sizes of a trained vocabulary: 256 bytes and the end of text at least; tokens are two bytes.
 MIN_VOCABULARY, MAX_VOCABULARY = 257, 2**16
 
 
 class MissingData(UserError):
     """A dataset is neither installed, mirrored nor reachable; the message is one sentence."""
+
+
+@contextmanager
+def opened(name: str) -> Iterator[TextIO]:
+    """Open one of the files that travel with the repository, as UTF-8 text.
+
+    Args:
+        name: Its path below `embedded/`, without ``.xz``.
+
+    Raises:
+        MissingData: If it is missing, cut short or no xz file.
+    """
+    path = EMBEDDED / f"{name}.xz"
+    try:
+        with lzma.open(path, "rt", encoding="utf-8", newline="") as file:
+            yield file
+    except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError) as error:
+        raise MissingData(
+            f"{path} is missing or damaged ({error}): restore it with `git checkout`"
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ They are embedded in the repository; `embedded/LICENSE.md` has source and licenc
 
 import csv
 
-from experiments.data.base import SPLITS, Dataset, Source, Texts
+from experiments.data.base import SPLITS, Dataset, Source, Texts, opened
 from experiments.data.data_to_text import documents
-from experiments.data.embedded_files import opened
 
 
 def _read(source: Source) -> Texts:

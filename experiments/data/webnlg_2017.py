@@ -9,9 +9,8 @@ the repository; `embedded/LICENSE.md` has source and licence.
 import json
 from collections.abc import Iterator
 
-from experiments.data.base import SPLITS, Dataset, Source, Texts
+from experiments.data.base import SPLITS, Dataset, Source, Texts, opened
 from experiments.data.data_to_text import documents
-from experiments.data.embedded_files import opened
 
 
 def line(triples: list[list[str]]) -> str:

@@ -8,8 +8,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-from experiments.data.base import SPLITS, Dataset, Source, Texts
-from experiments.data.embedded_files import opened
+from experiments.data.base import SPLITS, Dataset, Source, Texts, opened
 
 
 def articles(lines: Iterable[str]) -> Iterator[str]:

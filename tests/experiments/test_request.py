@@ -10,9 +10,9 @@ import yaml
 
 from experiments import request
 from experiments.errors import UserError
+from experiments.request import checked
 from experiments.specs import cost, read
 from experiments.specs.code import ROOT
-from experiments.specs.config import checked
 from experiments.specs.expand import all_runs
 from experiments.specs.read import load_study, study_names
 from experiments.specs.schema import SpecError

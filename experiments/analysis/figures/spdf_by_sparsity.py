@@ -9,12 +9,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments import published
-from experiments.analysis import costs, style
+from experiments.analysis import style
 from experiments.analysis.methods import INK
 from experiments.findings.claim import Outcome
 from experiments.findings.estimate import Arm, estimate
 from experiments.findings.evidence import gather
 from experiments.specs.schema import PlannedStudy
+from experiments.store import tidy
 
 LOSS = Outcome(metric="loss", split="test", unit="nats", better="lower", noun="test loss")
 COLUMNS = ["whose", "model", "data", "sparsity", "gain", "low", "high", "flops"]
@@ -53,7 +54,7 @@ def _ours(records: pd.DataFrame, study: PlannedStudy) -> list[dict[str, Any]]:
     evidence = gather([study], [records])
     values, found = evidence.values(LOSS), []
     runs = evidence.runs[evidence.runs["run"].isin(values.index)]
-    runs = runs.assign(total=runs["run"].map(costs.executed(records, study)))
+    runs = runs.assign(total=runs["run"].map(tidy.executed_flops(records, study)))
     for (model, task, _), own in runs.groupby(["model", "dataset", "budget"], sort=False):
         cells, totals = evidence.cells(own, values), own.groupby("method")["total"].mean()
         arms: dict[str, Arm] = {arm.method: arm for arm in cells}

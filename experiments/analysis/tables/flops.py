@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pandas as pd
 
 from experiments import published
-from experiments.analysis import costs
 from experiments.analysis.methods import Methods
 from experiments.specs.schema import PlannedStudy
 from experiments.store import tidy
@@ -24,7 +23,7 @@ COLUMNS += [WHOLE, "FLOPs ratio (published)", "runs"]
 
 def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """One row per model, dataset, method and sparsity; `WHOLE` only where there are two phases."""
-    whole = costs.executed(records, study)
+    whole = tidy.executed_flops(records, study)
     source, looks = published.source_id(study), Methods(study)
     training = records[records["task"] == "training"]
     rows = []

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from experiments import data
-from experiments.data import base, embedded_files, files, packing, tokenizer
+from experiments.data import base, files, packing, tokenizer
 from experiments.data.base import SPLITS
 from experiments.store.io import read_jsonl
 from tests.experiments.data.mirrors import write_mirror
@@ -103,8 +103,8 @@ def test_hash_follows_text_and_vocabulary(tmp_path):
 
 @pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_bytes(b"no xz")])
 def test_a_damaged_embedded_file_is_one_sentence(spoil, tmp_path, monkeypatch):
-    shutil.copytree(embedded_files.FOLDER / "wikipedia", tmp_path / "wikipedia")
-    monkeypatch.setattr(embedded_files, "FOLDER", tmp_path)
+    shutil.copytree(base.EMBEDDED / "wikipedia", tmp_path / "wikipedia")
+    monkeypatch.setattr(base, "EMBEDDED", tmp_path)
     spoil(tmp_path / "wikipedia" / "train.txt.xz")
     with pytest.raises(data.MissingData, match="train.txt.xz is missing or damaged .*git checkout"):
         data.prepare("wikipedia-start", out=tmp_path / "out", vocab_size=300)
