@@ -38,7 +38,7 @@ class Files:
 
     def shown(self, name: str, records: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
         """Return the records that a module reads: of the headline runs, unless it reads all."""
-        from experiments.analysis.select import headline
+        from experiments.store import tidy
 
         every = getattr(self.load(name), "EVERY_RECIPE", False)
-        return records if every else headline(records, study)
+        return records if every else tidy.headline(records, study)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from experiments.specs.expand import study_runs, unscheduled
 from experiments.specs.read import load_study
@@ -11,21 +10,12 @@ from experiments.specs.run import RunSpec
 from experiments.specs.schema import PlannedStudy, Study
 
 
-def without_seeds(value: Any) -> Any:
-    """Return a spec's JSON without the keys ``seed`` and ``run``, which follow from the seed."""
-    if isinstance(value, dict):
-        kept = {name: part for name, part in value.items() if name not in ("seed", "run")}
-        return {name: without_seeds(part) for name, part in kept.items() if name != "spec_hash"}
-    return value
-
-
 def setting_of(spec: RunSpec, study: Study) -> str:
     """Return all that a run trains with but its seed and its length, as one text.
 
     Schedules of masks count as the study's file has them, in shares of a run.
     """
-    method = study.methods.get(spec.method or "")
-    masks = without_seeds(spec.sparsity) if method is None else method.sparsity
+    masks = study.methods[spec.method or ""].sparsity
     recipe = unscheduled(spec)
     rate = f"{recipe.pop('learning_rate'):.6g}"
     # A run that continues another of its own method is no second phase.

@@ -70,8 +70,15 @@ SCORE_COLUMNS = {
 }
 
 
+#: Methods that make a training the main one of a study.
+MANY = 4
+
+
 class Workload(NamedTuple):
-    """A model on a dataset; all runs of a study train it by one recipe and its variants."""
+    """A model on a dataset; all runs of a study train it by one recipe and its variants.
+
+    The study's first workload that a question concerns is its primary one.
+    """
 
     model: str
     dataset: str
@@ -190,6 +197,50 @@ def workloads(records: pd.DataFrame) -> list[Workload]:
 def in_workload(table: pd.DataFrame, workload: Workload) -> pd.DataFrame:
     """Return the rows of one workload."""
     return table[(table["model"] == workload.model) & (table["dataset"] == workload.dataset)]
+
+
+def headline(rows: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
+    """Return the rows of runs by their method's own recipe, and by those that the study shows.
+
+    Runs by another variant than their method's own (other budgets, other learning rates) are no
+    headline runs. A method that the study does not know keeps all its rows.
+    """
+    own = {name: method.recipe for name, method in study.methods.items()}
+    if not own:
+        return rows
+    wanted = rows["method"].map(own)
+    is_shown = rows["recipe"].isin(study.shown)
+    return rows[wanted.isna() | (rows["recipe"] == wanted) | is_shown]
+
+
+def main_training(curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
+    """Return the labelled curves of one model, dataset and length, without retuned methods.
+
+    It is the longest training that at least `MANY` methods share or, where none has so many, the
+    longest of those that most methods share.
+    """
+    retuned = {name for name, method in study.methods.items() if method.retuned}
+    curves = curves[~curves["method"].isin(retuned)]
+    if curves.empty:
+        return curves
+    coordinate = "images" if curves["tokens"].isna().all() else "tokens"
+    length = curves.groupby("run")[coordinate].transform("max")
+    keys = [curves["model"], curves["dataset"], length.round(-3)]
+    methods = curves.groupby(keys)["method"].nunique()
+    enough = methods[methods >= min(MANY, methods.max())]
+    model, dataset, budget = max(enough.index, key=lambda key: (key[2], enough[key]))
+    return curves[(keys[0] == model) & (keys[1] == dataset) & (keys[2] == budget)]
+
+
+def by_level(rows: pd.DataFrame, *, most: int | None = None) -> list[tuple[float, pd.DataFrame]]:
+    """Return (sparsity, its rows and the dense ones) by sparsity; one entry if all are dense.
+
+    Args:
+        most: How many sparsities at most, those with the most runs; None for all.
+    """
+    runs = rows[rows["sparsity"] > 0].groupby("sparsity")["run"].nunique()
+    levels = sorted(runs.sort_values(ascending=False, kind="stable").index[:most])
+    return [(level, rows[rows["sparsity"].isin([0.0, level])]) for level in levels or [0.0]]
 
 
 def mask_sparsity(curves: pd.DataFrame) -> pd.Series[float]:

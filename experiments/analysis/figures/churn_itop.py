@@ -6,7 +6,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.analysis import select as selection
 from experiments.analysis import style
 from experiments.analysis.methods import Methods
 from experiments.specs.schema import PlannedStudy
@@ -19,13 +18,13 @@ TITLES = {"churn": "Churn", "itop": "In-time over-parameterization"}
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Churn and exploration of the main workload's sparse runs."""
     rows = tidy.label_curves(curves[curves["metric"].isin(list(TITLES))], records)
-    return selection.main(rows, study)
+    return tidy.main_training(rows, study)
 
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """Two panels for each of two sparsities."""
     moves, looks = data(records, curves, study), Methods(study)
-    levels = [level for level, _ in selection.by_level(moves, most=2)] if len(moves) else []
+    levels = [level for level, _ in tidy.by_level(moves, most=2)] if len(moves) else []
     shown = [(metric, level) for metric in TITLES for level in levels]
     figure, axes = style.panels(len(shown))
     if not shown:

@@ -6,7 +6,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.analysis import select as selection
 from experiments.analysis import style
 from experiments.analysis.methods import Methods
 from experiments.findings.estimate import mean_interval
@@ -20,13 +19,13 @@ TREATMENT = ["method", "sparsity"]
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Validation loss of the main workload's runs at every logged step."""
     rows = curves[(curves["metric"] == "loss") & (curves["kind"] == "validation")]
-    return selection.main(tidy.label_curves(rows, records), study)
+    return tidy.main_training(tidy.label_curves(rows, records), study)
 
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per sparsity."""
     losses, looks = data(records, curves, study), Methods(study)
-    shown = selection.by_level(losses, most=3) if len(losses) else []
+    shown = tidy.by_level(losses, most=3) if len(losses) else []
     figure, axes = style.panels(len(shown))
     if not shown:
         style.say_empty(axes[0], "No run has finished yet.")

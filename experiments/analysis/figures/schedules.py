@@ -5,7 +5,6 @@ Compare Figure 7 of the source."""
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.analysis import select as selection
 from experiments.analysis import style
 from experiments.analysis.figures import churn_itop
 from experiments.analysis.methods import Methods
@@ -24,7 +23,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     """Schedules of the first seed of each method at the lowest sparsity."""
     rows = tidy.label_curves(curves[curves["metric"].isin(list(TITLES))], records)
     rows = rows[rows["kind"] == "train"]
-    _, rows = selection.by_level(selection.main(rows, study))[0]
+    _, rows = tidy.by_level(tidy.main_training(rows, study))[0]
     return rows[rows["seed"] == rows.groupby("method")["seed"].transform("min")]
 
 

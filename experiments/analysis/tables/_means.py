@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.findings.claim import Outcome
-from experiments.findings.estimate import Arm, estimate, mean_interval
+from experiments.findings.estimate import estimate, mean_interval
 from experiments.findings.evidence import gather
 from experiments.specs.schema import PlannedStudy
 from experiments.store import tidy
@@ -35,21 +35,14 @@ def rows(
         for arm, by_seed in cells.items():
             members = own[(own["method"] == arm.method) & (own["recipe"] == arm.recipe)]
             mean, low, high = mean_interval(list(by_seed.values()))
-            row = {key: members[key].iloc[0] for key in KEYS} | {
-                "recipe": arm.recipe,
-                "budget": budget,
-            }
-            row |= {"seeds": len(by_seed), "mean": mean, "low": low, "high": high}
-            row |= _gap(cells, arm, base)
+            row = {key: members[key].iloc[0] for key in KEYS}
+            row |= {"recipe": arm.recipe, "budget": budget, "seeds": len(by_seed)}
+            row |= {"mean": mean, "low": low, "high": high}
+            if base is not None and arm != base:
+                e = estimate(cells, [(arm, base)])
+                row |= {"minus dense": e.effect, "from": e.low, "to": e.high}
             found.append(row | {"runs": " ".join(members["run"])})
     return found
-
-
-def _gap(cells: dict[Arm, dict[int, float]], arm: Arm, base: Arm | None) -> dict[str, float]:
-    if base is None or arm == base:
-        return {}
-    e = estimate(cells, [(arm, base)])
-    return {"minus dense": e.effect, "from": e.low, "to": e.high}
 
 
 def table(found: list[dict[str, Any]], name: str, curves: pd.DataFrame) -> pd.DataFrame:
