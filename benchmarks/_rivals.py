@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from experiments.computations._dense import OneDnnLinear
+from experiments.computations._measured import OneDnnLinear
 from sparse_lib.simulation import onednn
 
 TOKENS = 1024

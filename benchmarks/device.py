@@ -51,8 +51,7 @@ from benchmarks._rivals import (
     layer_step,
     random_ends,
 )
-from experiments.computations._dense import by_onednn
-from experiments.computations._measured import Narrow
+from experiments.computations._measured import Narrow, by_onednn
 from experiments.machine import keep_memory
 from sparse_lib.configure import configure
 from sparse_lib.execution import kernels

@@ -398,13 +398,12 @@ def this_python_and_code_first() -> dict[str, str]:
 
 def wildcards() -> dict[str, str]:
     """Regular expressions of the rules' wildcards."""
-    one_of = lambda names: "|".join(map(re.escape, names))  # noqa: E731
-    computations = module_names(ROOT / "experiments" / "computations")
-    return {
-        "scale": one_of(SCALES),
-        "study": one_of(study_names()),
-        "run": NAME,
-        "data": NAME,
-        "computation": one_of(computations),
-        "figure": one_of(module_names(ROOT / "experiments" / "analysis" / "figures")),
+    folder = ROOT / "experiments"
+    known = {
+        "scale": SCALES,
+        "study": study_names(),
+        "computation": module_names(folder / "computations"),
+        "figure": module_names(folder / "analysis" / "figures"),
     }
+    found = {key: "|".join(map(re.escape, names)) for key, names in known.items()}
+    return {**found, "run": NAME, "data": NAME}

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from experiments.computations import device
-from experiments.computations._dense import OneDnnLinear, by_onednn
+from experiments.computations._measured import OneDnnLinear, by_onednn
 from experiments.store import tidy
 from sparse_lib.execution import kernels
 from sparse_lib.simulation import onednn
