@@ -7,13 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    ValidationError,
-)
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from experiments import tasks
 from experiments.digest import digest

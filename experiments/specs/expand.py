@@ -222,11 +222,7 @@ def make_spec(study: Study, scale: str, grid: Grid, method_name: str, seed: int)
         label = f"{method_name}-s{_level(method.final_sparsity)}"
     if method.starts_from is not None:
         first = _first_phase(study, scale, grid, method_name, seed)
-        start = FirstPhase(
-            run=first.id,
-            spec_hash=first.hash,
-            densify=method.starts_from.densify,
-        )
+        start = FirstPhase(run=first.id, spec_hash=first.hash, densify=method.starts_from.densify)
         transform = first.transform
     spec = RunSpec(
         id="__".join([scale, grid.model.label, label, data.label, variant, f"seed{seed}"]),

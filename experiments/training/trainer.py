@@ -16,14 +16,7 @@ from experiments.errors import Diverged, refusals
 from experiments.models import _transform
 from experiments.specs.run import RunSpec
 from experiments.training import weights
-from experiments.training.device import (
-    Batches,
-    allow,
-    autocast,
-    choose,
-    resolve,
-    skipping_runner,
-)
+from experiments.training.device import Batches, allow, autocast, choose, resolve, skipping_runner
 from experiments.training.state import generators, kept_state, set_generators
 from sparse_lib import ift
 from sparse_lib.checkpoint import masks_of
