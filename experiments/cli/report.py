@@ -129,7 +129,7 @@ def report(study: StudyName, scale: Scale) -> None:
     records, curves, facts = read_study(study, scale)
     from experiments.analysis import figures, tables
     from experiments.findings import claim, evidence
-    from experiments.report import cost, render
+    from experiments.report import render
     from experiments.store import results
 
     judged = any(study == own.study for own in (*claim.nine(), *claim.supporting()))
@@ -143,7 +143,7 @@ def report(study: StudyName, scale: Scale) -> None:
     render.render_study(
         facts,
         records,
-        results.collected(scale, study, (run.id for run in facts.runs), tables=cost.TABLES),
+        results.collected(scale, study, (run.id for run in facts.runs), tables=render.COST_TABLES),
         evidence.judged(scale, study) if judged else evidence.gather([facts], [records]),
         page,
         empty=empty,

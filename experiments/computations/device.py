@@ -17,7 +17,7 @@ import pandas as pd
 from torch import nn
 
 from experiments.computations import _measured as measured
-from experiments.computations._language_flops import gpt
+from experiments.computations.flops import gpt
 from experiments.machine import facts, keep_memory, key
 from experiments.models import llama
 from sparse_lib.flops.model import ModelFlops, count, gpt_training_step

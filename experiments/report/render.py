@@ -16,6 +16,7 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup
 
+from experiments import machine
 from experiments.analysis import figures, style, tables
 from experiments.analysis.methods import Methods
 from experiments.errors import UserError
@@ -24,7 +25,7 @@ from experiments.findings import ledger
 from experiments.findings.estimate import OPPOSITE, SMALLER
 from experiments.findings.evidence import Evidence
 from experiments.findings.ledger import Finding
-from experiments.report import cards, cost, forest, text
+from experiments.report import cards, forest, text
 from experiments.specs.lookup import rerun_command
 from experiments.specs.run import RunSpec
 from experiments.specs.schema import PlannedStudy, SpecError
@@ -36,6 +37,8 @@ TEMPLATES = Path(__file__).with_name("templates")
 RUN_FACTS = ("model", "method", "algorithm", "family", "sparsity", "recipe", "data hash")
 RUN_FACTS += ("machine", "processor", "threads", "versions", "command")
 FOREST = "replication.png"
+#: Tables of finished runs that `cost` reads.
+COST_TABLES = ("runs", "curves")
 #: Rows of a table that stands before the disclosures.
 MOST_ROWS = 20
 
@@ -117,6 +120,47 @@ def answer(study: PlannedStudy, findings: Mapping[str, Finding], *, strict: bool
     return ". ".join(said) + "." if said else ""
 
 
+def cost(records: Iterable[Record]) -> dict[str, Any]:
+    """Return what finished runs cost and how large they are, each run and each shared step once.
+
+    Args:
+        records: Records; a run that several studies show may occur several times.
+
+    Returns:
+        ``runs``, and how many of them are ``continued``: from the state of another one, whose steps
+        they do not count again; core-hours of ``training`` and ``evaluation`` (wall time times
+        threads); the number of ``machines`` that were recorded; ``executed`` training FLOPs, 2 per
+        multiply-add; least and largest number of ``parameters``.
+    """
+    runs = list({record.run: record for record in records}.values())
+    here = {record.run for record in runs}
+    continued = {
+        record.run
+        for record in runs
+        if (start := record.spec.starts_from) and start.step and start.run in here
+    }
+    training = evaluation = executed = 0.0
+    for record in runs:
+        share = (record.num_threads or 1) / 3600
+        borrowed = record.borrowed_s if record.run in continued else 0.0
+        training += share * (record.wall_s - borrowed)
+        if record.evaluation is not None:
+            evaluation += share * (record.evaluation.wall_s or 0.0)
+        executed += record.flops.executed
+        if record.run in continued:
+            executed -= record.shared_flops().executed
+    sizes = [record.num_parameters for record in runs]
+    return {
+        "runs": len(runs),
+        "continued": len(continued),
+        "training": training,
+        "evaluation": evaluation,
+        "machines": len(set(filter(machine.is_known, (record.machine_key for record in runs)))),
+        "executed": executed,
+        "parameters": (min(sizes), max(sizes)) if sizes else None,
+    }
+
+
 def render_study(
     study: PlannedStudy,
     records: pd.DataFrame,
@@ -129,7 +173,7 @@ def render_study(
     """Write ``index.html`` and ``README.md`` of a study.
 
     Args:
-        finished: The JSON form of the records of its finished runs, `cost.TABLES` of it.
+        finished: The JSON form of the records of its finished runs, `COST_TABLES` of it.
         empty: Figures without data yet.
     """
     made = [Record.model_validate(value) for value in finished]
@@ -159,7 +203,7 @@ def render_study(
         ],
         "missing": [run.id for run in study.runs if run.id not in present],
         "committed": committed & names.keys(),
-        "cost": cost.cost(made),
+        "cost": cost(made),
         "behind": [([names[run] for run in ids], rerun_command(ids)) for ids in behind],
     }
     return write_page("study", context, out_dir)
@@ -218,7 +262,7 @@ def render_index(
     finished: dict[str, dict[str, Any]] = {}
     for study in studies:
         if (results_dir / study.name / "runs.parquet").exists():
-            records = parquet.read(results_dir / study.name, tables=cost.TABLES)
+            records = parquet.read(results_dir / study.name, tables=COST_TABLES)
             finished |= {record["run"]: record for record in records}
     kept = None if evidence.scale == paths.REFERENCE_SCALE else cards.reference()
     pictures = {
@@ -249,7 +293,7 @@ def render_index(
         "ours": cards.ours,
         "studies": [study for study in studies if not study.trials],
         "trials": [study for study in studies if study.trials],
-        "cost": cost.cost(map(Record.model_validate, finished.values())),
+        "cost": cost(map(Record.model_validate, finished.values())),
         "sources": list(claims.sources().values()),
     }
     cards.findings_table(list(nine)).to_csv(out_dir / "findings.csv", index=False)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from experiments import machine
-from experiments.report import cost
+from experiments.report.render import cost
 from experiments.store.collect import records_table
 from experiments.store.record import Record
 from tests.experiments.analysis import kept
@@ -68,13 +68,13 @@ def test_records_without_a_machine_say_so_and_hours_are_counted_once():
     rows = records_table([record], kept.study([]))
     assert set(rows["machine"]) == {machine.NOT_RECORDED}
     assert rows["cpu"].iloc[0] == f"{record.cpu} (the rest not recorded)"
-    assert cost.cost([record])["machines"] == 0
+    assert cost([record])["machines"] == 0
     # Records of two machines that both call themselves Example CPU, and one of none.
     made = kept.make(seeds=3)
     machines = [MACHINE, {**MACHINE, "model": 99}, None]
     for record in made:
         record["machine"] = machines[record["spec"]["seed"]]
     made = [Record.model_validate(record) for record in made]
-    hours = cost.cost([*made, *made])
+    hours = cost([*made, *made])
     assert (hours["runs"], hours["machines"]) == (18, 2)
     assert hours["training"] == pytest.approx(sum(record.wall_s for record in made) / 3600)

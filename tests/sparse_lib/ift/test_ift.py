@@ -15,7 +15,7 @@ from transformers import (
 )
 
 import sparse_lib as sl
-from experiments.computations._authors_flops import authors_flops
+from experiments.computations.flops import authors_flops
 from sparse_lib import ift
 from sparse_lib.layers import describe
 from tests.sparse_lib import tiny_models
