@@ -12,7 +12,7 @@ import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from sparse_lib.checks import SettingError, about_number, closest
+from sparse_lib.checks import SettingError, about_number, build, closest
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.group import Filter, Group
 from sparse_lib.core.registry import algorithm_classes, constructor_keys, lacking_methods
@@ -165,10 +165,7 @@ def make_algorithm(config: Mapping[str, Any]) -> SparsityAlgorithm:
             others = {other for dialect in DIALECTS for other in dialect.keys}
             hint = closest(key, {*allowed, *_OWN_KEYS, *others})
             raise SettingError(f"{key!r} is no key for algorithm {cls.__name__!r}; {hint}")
-    try:
-        return cls(**arguments)
-    except (TypeError, ValueError) as error:
-        raise SettingError(f"algorithm {name!r}: {error}") from error
+    return build(cls, arguments, f"algorithm {name!r}")
 
 
 def _find(name: str) -> type[SparsityAlgorithm]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sparse_lib.checkpoint.names import State, masked, masks_of, namer
 from sparse_lib.checkpoint.states import as_bytes, clear, to_bits
-from sparse_lib.core.guard import guards, mask_name, watch_readers
+from sparse_lib.core.guard import all_guards, mask_name, watch_readers
 from sparse_lib.core.mistakes import warn_of_unreached
 from sparse_lib.core.parameter import warn
 
@@ -34,18 +34,17 @@ def finalize(model: nn.Module) -> dict[str, Tensor]:
             training ended before its masks had reached their targets.
     """
     masks = masks_of(model)
-    owned = [guard for module in model.modules() for guard in guards(module).values()]
+    owned = all_guards(model)
     for owner in {guard.driver.owner for guard in owned if guard.driver is not None}:
         for member in owner.algorithms if owner is not None else ():
             warn_of_unreached(member, member.step)
     averaged: set[int] = set()  # of weights under several masks, of which the last one counts
-    for module in model.modules():
-        for guard in list(guards(module).values()):
-            if guard.follows:
-                averaged.add(id(guard.param))
-            if guard.driver is not None:
-                guard.driver.detach(model)
-            guard.remove()
+    for guard in owned:
+        if guard.follows:
+            averaged.add(id(guard.param))
+        if guard.driver is not None:
+            guard.driver.detach(model)
+        guard.remove()
     watch_readers(model, watch=False)
     written = []
     for path, module, name, mask in list(masked(model)):

@@ -26,11 +26,12 @@ _IGNORED_KEYS = ("add_summaries", "dump_masks")
 class NamePatterns:
     """A filter by regular expressions, searched anywhere in the full parameter name.
 
-    One of the patterns must be found. SettingError, with the key of the setting, if one is no
-    regular expression, or there is none.
+    One of the patterns must be found. SettingError if one is no regular expression, or there is
+    none.
     """
 
-    def __init__(self, patterns: str | Sequence[str], key: str = "param_name_patterns") -> None:
+    def __init__(self, patterns: str | Sequence[str]) -> None:
+        key = "param_name_patterns"
         self.patterns = [patterns] if isinstance(patterns, str) else patterns
         if not isinstance(self.patterns, (list, tuple)) or not self.patterns:
             raise SettingError(f"{key} must be a regex, a list or a dict of them, not {patterns!r}")

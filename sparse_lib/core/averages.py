@@ -8,11 +8,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from sparse_lib.core.guard import MaskGuard, guards, mask_name
-
-
-def _guards(model: nn.Module) -> list[MaskGuard]:
-    return [guard for module in model.modules() for guard in guards(module).values()]
+from sparse_lib.core.guard import all_guards, mask_name
 
 
 def keep_masks_of_averages() -> None:
@@ -26,7 +22,7 @@ def keep_masks_of_averages() -> None:
 
     @functools.wraps(average)
     def update_parameters(self: AveragedModel, model: nn.Module) -> None:
-        own, others = _guards(self.module), _guards(model)
+        own, others = all_guards(self.module), all_guards(model)
         if len(own) < len(others):
             raise ValueError(
                 "the average was made before the model had its masks, so it has none; make "

@@ -40,6 +40,11 @@ def guards(module: nn.Module) -> dict[str, MaskGuard]:
     return module.__dict__.get(_GUARDS, {})
 
 
+def all_guards(model: nn.Module) -> list[MaskGuard]:
+    """The guards of a model's parameters, in the order of its modules."""
+    return [guard for module in model.modules() for guard in guards(module).values()]
+
+
 class MaskGuard:
     """Masks one parameter, its gradient and its optimizer states.
 

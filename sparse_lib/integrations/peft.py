@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.codes import is_quantized
-from sparse_lib.core.guard import guards, mask_name
+from sparse_lib.core.guard import all_guards, guards, mask_name
 from sparse_lib.finetune import has_zeros, keep_zeros_of
 
 #: Ways to begin an adapter that leave the base's weights as they are; peft's others do not.
@@ -95,13 +95,12 @@ def _weight_name(layer: Any) -> str:
 def _holder(model: nn.Module) -> SparsityAlgorithm | None:
     """The algorithm that holds masks of a model; those of one that is gone are let go."""
     found: SparsityAlgorithm | None = None
-    for module in model.modules():
-        for guard in guards(module).values():
-            owner = None if guard.driver is None else guard.driver.owner
-            if isinstance(owner, SparsityAlgorithm):
-                found = found or owner
-            elif guard.owner is not None:
-                guard.release()
+    for guard in all_guards(model):
+        owner = None if guard.driver is None else guard.driver.owner
+        if isinstance(owner, SparsityAlgorithm):
+            found = found or owner
+        elif guard.owner is not None:
+            guard.release()
     return found
 
 
