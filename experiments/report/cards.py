@@ -105,7 +105,7 @@ def agrees(found: Finding) -> tuple[str, str]:
     """Whether ours agrees with the source, and in what.
 
     The answer is ``yes``, ``in part`` (worse at some of the other settings, or not by the seeds
-    that were new), ``no``, `OPEN` or `NO_TEST`.
+    that were run after others were read), ``no``, `OPEN` or `NO_TEST`.
     """
     name, size, sides = found.word.word, found.word.size, _sides(found)
     said, times = found.comparison.published or found.claim.published, "the direction"
@@ -126,7 +126,8 @@ def agrees(found: Finding) -> tuple[str, str]:
         kind += f"with all {seeds} seeds the interval ends below our limit of {limit}"
         if (new := found.unseen) is not None and str(found.unseen_word) != str(found.word):
             most = f"{max(side * new.low, side * new.high):.{DIGITS.get(unit, 2)}f}"
-            alone = f"with only the {new.seeds[0]} run after a first look it ends at {most}"
+            first = len(found.place.seen) if found.place else 0
+            alone = f"with only the {new.seeds[0]} run after {first} were read it ends at {most}"
             return "in part", f"{kind}; {alone}"
         return "yes", kind
     return {
@@ -173,7 +174,7 @@ def trend(found: Finding) -> str:
     if found.word.size in ("as large", "larger"):
         ends = [max(e.low / found.target, e.high / found.target) for _, e in found.trend]
         less = sum(end < 0.5 for end in ends)
-        below = f"; at {less} clearly below half of the published effect" * bool(less)
+        below = f"; separately, at {less} clearly below half of the published effect" * bool(less)
     return f"{', '.join(counts)} of {len(told)}{below}; for example {told[0]}"
 
 
@@ -454,11 +455,12 @@ def summary(findings: Sequence[Finding]) -> str:
     by_answer: dict[str, list[str]] = {}
     for number, found in enumerate(findings, 1):
         answer, kind = agrees(found)
-        note = f": {kind.split(';')[0].split(' (')[0]}" if answer in ("yes", "no") else ""
+        size = kind.removeprefix("the direction").lstrip(",; ").split(" (")[0]
+        note = f": {size}" * (answer in ("yes", "no"))
         named = f"{found.claim.short or found.claim.title} ({number}{note})"
         by_answer.setdefault(answer, []).append(named)
     agree = by_answer.pop("yes", [])
-    parts = [f"{len(agree)} of {len(findings)} published results agree with ours"]
+    parts = [f"{len(agree)} of {len(findings)} published results agree with ours in direction"]
     parts[0] += f": {', '.join(agree)}" * bool(agree)
     names = {"in part": "In part", OPEN: "Not resolved", NO_TEST: "No fair test", "no": "Disagree"}
     parts += [
