@@ -9,7 +9,7 @@ import inspect
 import os
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, ClassVar
@@ -25,7 +25,7 @@ from sparse_lib.core.dense_gradients import DenseGradients
 from sparse_lib.core.driver import Found
 from sparse_lib.core.metrics import Work
 from sparse_lib.core.mistakes import warn_of_other_sparsity
-from sparse_lib.core.parameter import Clock, SparseParameter, find_parameters, warn
+from sparse_lib.core.parameter import Clock, FirstMask, SparseParameter, find_parameters, warn
 from sparse_lib.core.states import check_state, warn_of_changes, warn_of_seed
 from sparse_lib.core.targets import Levels
 from sparse_lib.masks import shards
@@ -216,8 +216,8 @@ class SparsityAlgorithm(Applied):
         """True if the optimizer is to leave all weights alone in the step about to be taken."""
         return False
 
-    def first_masks(self, params: Sequence[SparseParameter]) -> list[tuple[float, Tensor | None]]:
-        """Target and first mask of each parameter; the mask is None where there is one already."""
+    def first_masks(self, params: Iterable[SparseParameter]) -> list[FirstMask]:
+        """Make the first mask of each parameter, or check the one that it has."""
         with torch.no_grad():
             targets, found = self.initial_targets(), []
             for sparse in params:
@@ -228,7 +228,7 @@ class SparsityAlgorithm(Applied):
                     sparse.check_directions(mask)
                 elif (shaper := self._shaper_of(sparse)) and not sparse.mask.is_meta:
                     shaper.check_mask(sparse.name, shards.whole(sparse.mask))
-                found.append((targets[sparse.name], mask))
+                found.append(FirstMask(sparse, targets[sparse.name], mask))
         return found
 
     @property
@@ -272,11 +272,9 @@ class SparsityAlgorithm(Applied):
         return None
 
     @torch.no_grad()
-    def put_first_masks(
-        self, params: Sequence[SparseParameter], first: list[tuple[float, Tensor | None]]
-    ) -> None:
+    def put_first_masks(self, first: Sequence[FirstMask]) -> None:
         """Set what `first_masks` made."""
-        for sparse, (target, mask) in zip(params, first, strict=True):
+        for sparse, target, mask in first:
             sparse.target = target
             if mask is None:
                 sparse.prune()

@@ -159,8 +159,7 @@ class Applied(ABC):
     def initialize(self) -> None:
         """Make the masks that do not exist; `apply` on a model includes this."""
         for algorithm in self.algorithms:
-            params = list(algorithm.sparse_params.values())
-            algorithm.put_first_masks(params, algorithm.first_masks(params))
+            algorithm.put_first_masks(algorithm.first_masks(algorithm.sparse_params.values()))
 
     def metrics(self, flops: ModelFlops | None = None) -> dict[str, Any]:
         """Measures of the masks and of their changes, as a plain dict that can be written as JSON.

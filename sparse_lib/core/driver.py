@@ -129,13 +129,13 @@ class Driver:
                 for sparse in params:
                     del algorithm.sparse_params[sparse.name]
             raise
-        for (algorithm, params), masks in zip(adopted, first, strict=True):
+        for (algorithm, params), made in zip(adopted, first, strict=True):
             for sparse in params:
                 parameter.attach(sparse)
             self.claim(algorithm)
-            mistakes.warn_of_zeros(params, masks)
-            mistakes.warn_of_frozen(model, params, masks)
-            algorithm.put_first_masks(params, masks)
+            mistakes.warn_of_zeros(made)
+            mistakes.warn_of_frozen(model, made)
+            algorithm.put_first_masks(made)
             mistakes.warn_of_filled_zeros(params)
         for reason in told:
             warn(reason)

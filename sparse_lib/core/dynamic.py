@@ -15,7 +15,7 @@ from sparse_lib.core import distributed
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.codes import Codes
 from sparse_lib.core.optimizers import states_like
-from sparse_lib.core.parameter import SparseParameter, some, warn
+from sparse_lib.core.parameter import FirstMask, SparseParameter, some, warn
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
 from sparse_lib.schedules import FreqSchedule, Level, Updates, make_update_schedule
@@ -311,13 +311,11 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             return dict.fromkeys(self.sparse_params, 0.0)
         return super().initial_targets()
 
-    def put_first_masks(
-        self, params: Sequence[SparseParameter], first: list[tuple[float, Tensor | None]]
-    ) -> None:
-        fresh = any(not sparse.initialized for sparse in params)
-        super().put_first_masks(params, first)
+    def put_first_masks(self, first: Sequence[FirstMask]) -> None:
+        fresh = any(mask is not None for *_, mask in first)
+        super().put_first_masks(first)
         if self._draws_grown:
-            for sparse in params:
+            for sparse, *_ in first:
                 if not sparse.param.is_meta:
                     spread = _spread(sparse.data, sparse.mask)
                     self._first_spreads.setdefault(sparse.name, float(spread))

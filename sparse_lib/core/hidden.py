@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.optimizers import gradient_scale
-from sparse_lib.core.parameter import SparseParameter
+from sparse_lib.core.parameter import FirstMask, SparseParameter
 from sparse_lib.core.states import saved_tensors
 from sparse_lib.masks import shards
 
@@ -90,12 +90,10 @@ class HiddenWeights(DynamicSparsityAlgorithm):
         self._whole[sparse.name] = kept
         return kept
 
-    def put_first_masks(
-        self, params: Sequence[SparseParameter], first: list[tuple[float, Tensor | None]]
-    ) -> None:
-        for sparse in params:
+    def put_first_masks(self, first: Sequence[FirstMask]) -> None:
+        for sparse, *_ in first:
             self._whole[sparse.name] = sparse.param.detach().clone()
-        super().put_first_masks(params, first)
+        super().put_first_masks(first)
 
     def weight_was_written(self, sparse: SparseParameter, weight: Tensor) -> None:
         behind = torch.where(sparse.mask, 0, weight.detach())

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim import Optimizer
 
 from sparse_lib.core.guard import guards
-from sparse_lib.core.parameter import SparseParameter, some, warn
+from sparse_lib.core.parameter import FirstMask, SparseParameter, some, warn
 from sparse_lib.masks import shards
 from sparse_lib.masks.shapers import NMScoreShaper
 from sparse_lib.schedules import LONG, Constant, Cosine, Cubic, Cycling, Polynomial
@@ -50,15 +50,13 @@ def warn_of_missed_update(member: SparsityAlgorithm, count: int) -> bool:
     return True
 
 
-def warn_of_zeros(
-    params: Sequence[SparseParameter], first: Sequence[tuple[float, Tensor | None]]
-) -> None:
+def warn_of_zeros(first: Sequence[FirstMask]) -> None:
     """Warn where first masks let zeros of weights that were pruned before train again.
 
     Weights of which less than a tenth is zero were not, and those that are all zero are new.
     """
     freed = {}
-    for sparse, (_, mask) in zip(params, first, strict=True):
+    for sparse, _, mask in first:
         if mask is None or sparse.param.device.type == "meta":
             continue
         zero = shards.local(sparse.param.detach()) == 0
@@ -72,15 +70,11 @@ def warn_of_zeros(
         )
 
 
-def warn_of_frozen(
-    model: nn.Module,
-    params: Sequence[SparseParameter],
-    first: Sequence[tuple[float, Tensor | None]],
-) -> None:
+def warn_of_frozen(model: nn.Module, first: Sequence[FirstMask]) -> None:
     """Warn where first masks cut frozen weights of a model that trains others, as LoRA does."""
     cut = [
         sparse.name
-        for sparse, (_, mask) in zip(params, first, strict=True)
+        for sparse, _, mask in first
         if mask is not None and not sparse.param.requires_grad and not sparse.param.is_meta
         if bool(shards.local(sparse.param.detach())[shards.local(mask) == 0].any())
     ]

@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -213,6 +213,14 @@ class SparseParameter:
     def __repr__(self) -> str:
         shape = tuple(self.param.shape)
         return f"SparseParameter({self.name!r}, shape={shape}, sparsity={self.sparsity:.4f})"
+
+
+class FirstMask(NamedTuple):
+    """A parameter, its target at first, and the mask to set; None where it has one already."""
+
+    sparse: SparseParameter
+    target: float
+    mask: Tensor | None
 
 
 def is_mask(tensor: Tensor) -> bool:
