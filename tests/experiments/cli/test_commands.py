@@ -111,14 +111,8 @@ def test_collect_says_which_records_are_committed(place, call):
         ([*FIGURE, "--format", "eps"], ["format is 'eps', but must be one of csv, pdf, png, svg"]),
         ([*FIGURE, "--format", "svg", "--out", "fig.pdf"], ["its ending is not the format 'svg'"]),
         ([*FIGURE, "--out", "fig.gif"], ["format is 'gif', but must be one of"]),
-        (
-            [*FIGURE, "--style", "no.mplstyle"],
-            ["style is 'no.mplstyle', but there is no"],
-        ),
-        (
-            [*FIGURE, "schedules", "--out", "fig.pdf"],
-            ["there are several figures or formats"],
-        ),
+        ([*FIGURE, "--style", "no.mplstyle"], ["style is 'no.mplstyle', but there is no"]),
+        ([*FIGURE, "schedules", "--out", "fig.pdf"], ["there are several figures or formats"]),
         ([*FIGURE, "los_curves"], ["did you mean 'loss_curves'?"]),
         ([*FIGURE, "--study", "spdv"], ["study is 'spdv', but must be one of"]),
         ([*FIGURE, "--scale", "huge"], ["scale is 'huge', but must be one of"]),
