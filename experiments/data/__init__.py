@@ -121,7 +121,6 @@ def prepare(
         ValueError: If the name, the vocabulary size or the number of images is not allowed.
     """
     from experiments.data import images, packing
-    from experiments.data import tokenizer as tools
 
     dataset, source = get(name), Source(mirror_root(mirror), offline)
     if isinstance(dataset, ImageDataset):
@@ -130,9 +129,9 @@ def prepare(
         raise UserError(f"data.vocab_size is missing, but {name} is text and needs it.")
     texts = dataset.read(source)
     learned = texts if tokenizer is None else get(tokenizer, "text").read(source)
-    built = tools.train_bpe(learned.splits["train"], vocab_size=vocab_size)
+    built = packing.train_bpe(learned.splits["train"], vocab_size=vocab_size)
     shutil.rmtree(out / "tokenizer", ignore_errors=True)
-    tools.save(built, out / "tokenizer")
+    packing.save_tokenizer(built, out / "tokenizer")
     num_tokens = {
         split: packing.write_tokens(texts.splits.get(split, []), built, out / f"{split}.bin")
         for split in SPLITS

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from experiments import data
-from experiments.data import base, files, packing, tokenizer
+from experiments.data import base, files, packing
 from experiments.data.base import SPLITS
 from experiments.store.io import read_jsonl
 from tests.experiments.data.mirrors import write_mirror
@@ -39,16 +39,16 @@ def test_an_unknown_name_and_missing_data_are_one_sentence_before_any_work(tmp_p
 
 
 def test_bpe_round_trips_any_text_and_loads_with_transformers_and_documents_have_ends(tmp_path):
-    first, second = (tokenizer.train_bpe(DOCUMENTS, vocab_size=300) for _ in range(2))
+    first, second = (packing.train_bpe(DOCUMENTS, vocab_size=300) for _ in range(2))
     assert first.to_str() == second.to_str()
     assert first.token_to_id(base.END_OF_TEXT) == 0
     for text in [*DOCUMENTS, "ünseen \t bytes 𝄞"]:
         assert first.decode(first.encode(text).ids) == text
-    tokenizer.save(first, tmp_path / "bpe")
+    packing.save_tokenizer(first, tmp_path / "bpe")
     bpe = AutoTokenizer.from_pretrained(tmp_path / "bpe")
     assert bpe(DOCUMENTS[0]).input_ids == first.encode(DOCUMENTS[0]).ids
     assert (bpe.eos_token, bpe.eos_token_id) == (base.END_OF_TEXT, 0)
-    built = tokenizer.train_bpe(DOCUMENTS, vocab_size=300)
+    built = packing.train_bpe(DOCUMENTS, vocab_size=300)
     count = packing.write_tokens(DOCUMENTS, built, tmp_path / "x.bin")
     tokens = packing.read_tokens(tmp_path / "x.bin")
     assert tokens.dtype == np.uint16 and len(tokens) == count
@@ -60,7 +60,7 @@ def test_bpe_round_trips_any_text_and_loads_with_transformers_and_documents_have
 @pytest.mark.parametrize("size", [256, 65537])
 def test_vocabulary_must_fit_bytes_and_uint16(size):
     with pytest.raises(ValueError, match=f"vocab_size is {size}"):
-        tokenizer.train_bpe(DOCUMENTS, vocab_size=size)
+        packing.train_bpe(DOCUMENTS, vocab_size=size)
 
 
 ROWS = ["", " = One = \n", "", " Text of <unk> one . \n", " = = Part = = \n", "", " More . \n", "",

@@ -12,7 +12,6 @@ from experiments import data
 from experiments.data import packing
 from experiments.data.base import END_OF_TEXT
 from experiments.data.files import LIST, META, seal
-from experiments.data.tokenizer import train_bpe
 from tests.sparse_lib import tiny_models
 
 CONTEXT = 32
@@ -40,7 +39,7 @@ def documents() -> dict[str, list[str]]:
 def tokenizer(documents):
     from transformers import PreTrainedTokenizerFast
 
-    bpe = train_bpe(documents["train"], vocab_size=320)
+    bpe = packing.train_bpe(documents["train"], vocab_size=320)
     ends = dict.fromkeys(("bos_token", "eos_token"), END_OF_TEXT)
     return PreTrainedTokenizerFast(tokenizer_object=bpe, **ends)
 
