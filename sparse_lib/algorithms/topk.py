@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from sparse_lib.checks import check_finite, check_integer
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
-from sparse_lib.core.optimizers import gradient_scale
+from sparse_lib.core.optimizers import gradient_scale, parameters
 from sparse_lib.core.parameter import SparseParameter, warn
 from sparse_lib.masks import shards
 from sparse_lib.masks.makers import make_mask_topk_sparsity, visible_magnitude
@@ -87,12 +87,7 @@ class TopK(DynamicSparsityAlgorithm):
         """Clip the root mean square of the gradients."""
         if self.gradient_rms is None:
             return
-        gradients = [
-            param.grad
-            for group in optimizer.param_groups
-            for param in group["params"]
-            if param.grad is not None
-        ]
+        gradients = [p.grad for p in parameters(optimizer) if p.grad is not None]
         if not gradients:
             return
         norms = torch.stack([gradient.float().norm() for gradient in gradients])

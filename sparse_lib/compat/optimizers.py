@@ -17,7 +17,7 @@ from sparse_lib.configure import make_algorithm
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
-from sparse_lib.core.optimizers import states_like
+from sparse_lib.core.optimizers import params_of, states_like
 from sparse_lib.core.registry import algorithm_classes
 from sparse_lib.schedules import HyperParameterSchedule
 
@@ -143,8 +143,7 @@ class BaseSparsityOptimizer(Optimizer, ABC):
 
     def hook_module(self, module: nn.Module) -> None:
         """Make the masks, as buffers of the module that has the parameters."""
-        mine = {id(p) for group in self.param_groups for p in group["params"]}
-        if mine.isdisjoint(id(p) for p in module.parameters()):
+        if params_of(self).isdisjoint(map(id, module.parameters())):
             raise ValueError("the module has none of the sparsity optimizer's parameters")
         if self.sparsity.sparse_params:
             return

@@ -20,6 +20,7 @@ from sparse_lib.checks import closest
 from sparse_lib.compat.dialects import by_pattern
 from sparse_lib.compat.optimizers import AlgorithmSparsityOptimizer, BaseSparsityOptimizer
 from sparse_lib.core.group import Group
+from sparse_lib.core.optimizers import parameters, params_of
 from sparse_lib.core.registry import algorithm_classes
 from sparse_lib.layers import default_filter
 
@@ -56,8 +57,8 @@ class SparsityWrapperOptimizer(Optimizer):
     def state(self) -> dict[Tensor, Any]:  # type: ignore[override]
         """By parameter, the optimizer's states and the ``"mask"``; writes reach the optimizer."""
         masks = self.sparsity_optimizer.state
-        params = [p for group in self.optimizer.param_groups for p in group["params"]]
-        return {p: ChainMap(self.optimizer.state[p], masks.get(p, {})) for p in params}
+        states = self.optimizer.state
+        return {p: ChainMap(states[p], masks.get(p, {})) for p in parameters(self.optimizer)}
 
     def step(self, closure: Callable | None = None) -> Any:
         """Update weights, then masks if they are due; returns what the optimizer's step does."""
@@ -172,8 +173,7 @@ def configure_sparsity_wrapper(
         sparse_param_filter=sparse_param_filter,
         **kwargs,
     )
-    held = {id(param) for group in optimizer.param_groups for param in group["params"]}
-    if held.isdisjoint(id(p) for group in sparsity_optimizer.param_groups for p in group["params"]):
+    if params_of(optimizer).isdisjoint(params_of(sparsity_optimizer)):
         raise ValueError("the optimizer holds none of the sparse parameters")
     sparsity_optimizer.hook_module(model)
     return SparsityWrapperOptimizer(optimizer, sparsity_optimizer)

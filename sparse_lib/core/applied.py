@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from sparse_lib.checks import check_bool
 from sparse_lib.core.driver import Driver, Found
 from sparse_lib.core.metrics import summary
+from sparse_lib.core.optimizers import params_of
 from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.flops.model import ModelFlops
 
@@ -86,7 +87,7 @@ class Applied(ABC):
         if isinstance(obj, nn.Module):
             wanted = {id(param) for param in obj.parameters()}
         elif hasattr(obj, "param_groups"):
-            wanted = {id(param) for group in obj.param_groups for param in group["params"]}
+            wanted = params_of(obj)
         else:
             raise TypeError(
                 f"expected a tensor, a module or an optimizer, not {type(obj).__name__}"

@@ -385,13 +385,12 @@ class Driver:
         # Torch optimizers pass over parameters without a gradient, states and decay included.
         # One that takes part in loss scaling would have unscaled what it does not see now.
         scale = optimizers.gradient_scale(optimizer)
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                if param.grad is not None:
-                    if scale is not None:
-                        param.grad.div_(scale)
-                    self._set_aside.append((param, param.grad))
-                    param.grad = None
+        for param in optimizers.parameters(optimizer):
+            if param.grad is not None:
+                if scale is not None:
+                    param.grad.div_(scale)
+                self._set_aside.append((param, param.grad))
+                param.grad = None
 
     def after_update(self, optimizer: Optimizer) -> None:
         """Mask what the optimizer wrote, and update masks that are due."""

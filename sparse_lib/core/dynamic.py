@@ -14,7 +14,7 @@ from sparse_lib.checks import check_bool, check_choice, check_finite
 from sparse_lib.core import distributed
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.codes import Codes
-from sparse_lib.core.optimizers import states_like
+from sparse_lib.core.optimizers import parameters, states_like
 from sparse_lib.core.parameter import FirstMask, SparseParameter, some, warn
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
@@ -288,8 +288,8 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
     def run_update(self, optimizer: Optimizer) -> None:
         """As `SparsityAlgorithm.run_update`; `update` counts itself, and enforces."""
         mine = [sparse.param.grad is not None for sparse in self.sparse_params.values()]
-        every = (p.grad is not None for group in optimizer.param_groups for p in group["params"])
-        no_pass = self.dense_gradients.no_pass or not any(every)
+        has_gradients = any(p.grad is not None for p in parameters(optimizer))
+        no_pass = self.dense_gradients.no_pass or not has_gradients
         if self.keeps_any_gradient and (any(mine) or no_pass) and not self.dense_gradients.kept:
             reason = (
                 "no backward pass came since the step before"

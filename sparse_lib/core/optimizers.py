@@ -39,10 +39,15 @@ def stepping(optimizer: Any) -> Any:
     return optimizer
 
 
+def parameters(optimizer: Any) -> Iterator[nn.Parameter]:
+    """The parameters that an optimizer holds."""
+    for group in getattr(optimizer, "param_groups", ()):
+        yield from group["params"]
+
+
 def params_of(optimizer: Any) -> set[int]:
     """Ids of the parameters that an optimizer holds."""
-    groups = getattr(optimizer, "param_groups", ())
-    return {id(param) for group in groups for param in group["params"]}
+    return set(map(id, parameters(optimizer)))
 
 
 def states_like(
