@@ -34,6 +34,7 @@ from sparse_lib.core.guard import MaskGuard, mask_together, watch_readers
 from sparse_lib.core.parameter import SparseParameter, some, warn
 from sparse_lib.layers import layouts
 from sparse_lib.masks import shards
+from sparse_lib.masks.counts import num_true
 
 if TYPE_CHECKING:
     from sparse_lib.core.algorithm import SparsityAlgorithm
@@ -325,12 +326,11 @@ class Driver:
             self._tell_not_held()
         for sparse in params.values():
             sparse.guard.settle_written()
-            sparse.guard.is_being_written()
         self._check_ties(params)
 
     def missed_step(self, count: int) -> None:
-        """Hear of the ``count``-th step that the model has seen of an optimizer."""
-        if self.optimizer is None and not self._told_of_missed:
+        """Hear of the ``count``-th step of others since its optimizer's; 20 may be inner ones."""
+        if not self._told_of_missed and (self.optimizer is None or count > 20):
             told = (mistakes.warn_of_missed_update(member, count) for member in self.members)
             self._told_of_missed = any(told)
 
@@ -365,6 +365,8 @@ class Driver:
         for weight, before in written:
             weight.copy_(before)
         self._set_aside.clear()  # of an earlier evaluation of a closure
+        for sparse in self.params.values():
+            sparse.guard.is_being_written()
         for member in self.members:
             if member.keeps_dense_gradient:
                 member.dense_gradients.take_given()
@@ -440,17 +442,14 @@ class Driver:
         }
         if member.needs_dense_gradient:
             for name in kept if member.masks_gradients else member.sparse_params:
-                member.sparse_params[name].count_dense_gradient()
+                sparse = member.sparse_params[name]
+                sparse.work.dense_steps += 1
+                sparse.work.dense_present += num_true(sparse.mask)
 
     def enforce(self, member: SparsityAlgorithm) -> None:
         """Have weights and states obey the masks of an algorithm, which may be new."""
         self._mask(member)
         self.forget_curvature()
-
-    def mask_states(self, member: SparsityAlgorithm, sparse: SparseParameter) -> None:
-        """Have optimizer states obey a new mask."""
-        for state in self._states(member, sparse):
-            sparse.guard.select(state)
 
     def forget_curvature(self) -> None:
         """Clear the state of LBFGS, whose flat history of all weights does not follow new masks."""
@@ -461,14 +460,14 @@ class Driver:
         mask_together(
             (sparse.guard, tensor)  # all of a mask while it is in the CPU's cache
             for sparse in member.sparse_params.values()
-            for tensor in (sparse.param, *self._states(member, sparse))
+            for tensor in (sparse.param, *self.states(member, sparse))
         )
 
-    def _states(
+    def states(
         self, member: SparsityAlgorithm, sparse: SparseParameter
     ) -> Iterable[Tensor | Codes]:
-        optimizer = self.optimizer
-        if optimizer is None or not member.masks_states:
+        """Optimizer states that obey the mask of a parameter."""
+        if (optimizer := self.optimizer) is None or not member.masks_states:
             return ()
         return optimizers.states_like(optimizer, sparse.param)
 

@@ -170,7 +170,8 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
             for name, mask in self.new_masks(active, targets):
                 sparse = self.sparse_params[name]
                 self._set_mask(sparse, mask, targets[name], optimizer or self.driver.optimizer)
-                self.driver.mask_states(self, sparse)
+                for state in self.driver.states(self, sparse):
+                    sparse.guard.select(state)
         finally:
             self._updating = False
         self.driver.forget_curvature()

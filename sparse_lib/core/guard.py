@@ -88,8 +88,8 @@ class MaskGuard:
         # while it goes on.
         self._left: tuple[int, ...] = ()
         self._was_frozen = False  # when last looked at
-        self._trained = False  # a gradient came since the weight was last looked at
-        self._missed_steps = 0
+        # Whether a gradient came since the weight was last looked at; steps of other optimizers.
+        self._trained, self._missed_steps = False, 0
 
     @property
     def param(self) -> nn.Parameter:
@@ -236,19 +236,17 @@ class MaskGuard:
         gradient = self.param.grad
         if gradient is None or not self.masks_gradient or self.gradient_is_clean:
             return ()
-        return (gradient,)
+        return (gradient,) if gradient.shape == self.param.shape else ()  # else of a former size
 
     @property
     def gradient_is_clean(self) -> bool:
         """True if neither ``param.grad`` nor the mask changed since this guard masked it."""
         known, version, mask_version = self._clean_gradient
         gradient, mask = self.param.grad, self.mask
-        if gradient is None:
+        if known is None or gradient is None or known is not shards.local(gradient):
             return False
-        gradient = shards.local(gradient)
-        if known is not gradient or gradient._version != version:
-            return False
-        return mask is None or shards.local(mask)._version == mask_version
+        now = -1 if mask is None else shards.local(mask)._version
+        return (known._version, now) == (version, mask_version)
 
     def forget_gradient(self) -> None:
         """Drop the reference to the gradient, so that ``zero_grad`` can free it."""
@@ -256,11 +254,12 @@ class MaskGuard:
 
     def is_being_written(self) -> None:
         """Mask the weight before the next forward pass, should the step fail on its way."""
-        self._left = (id(self.param),)
+        self._left, self._missed_steps = (id(self.param),), 0
 
     def is_left(self) -> None:
         """Record the weight as masked: if its memory changes from now on, it is masked again."""
         param = self.module._parameters.get(self.name)
+        self._trained = False
         if param is not None and not param.is_inference():
             self._left = _state_of(param)
 
@@ -277,8 +276,18 @@ class MaskGuard:
             return
         if self.mask is None or shards.is_sharded(self.mask) != shards.is_sharded(param):
             return
+        if self.mask.shape != param.shape and self.driver is not None:
+            self.driver.check_places(anyway=True)
         self._settle(param)
+        self._note_missed()
         self.is_left()
+
+    def _note_missed(self) -> None:
+        """Tell of a weight that was trained by no step of the driver's."""
+        if self._trained and (driver := self.driver) is not None:
+            self._missed_steps += 1
+            driver.missed_step(self._missed_steps)
+        self._trained = False
 
     def _settle(self, weight: Tensor, *, loaded: bool = False) -> None:
         """Mask a weight that was written, by ``load_state_dict`` or others, and tell of it."""
@@ -352,10 +361,8 @@ class MaskGuard:
         if self.owner is None and not learns:
             self._mask_for_a_pass(param, reader)
         elif self._settled != (param._version, mask._version):
-            if driver is not None and self._trained and self._settled is not None:
-                self._missed_steps += 1
-                driver.missed_step(self._missed_steps)
-            self._trained = False
+            self._trained &= self._settled is not None
+            self._note_missed()
             self.select_weight()
             self._settled = (param._version, mask._version)
 

@@ -39,14 +39,19 @@ def warn_of_lost_state(member: SparsityAlgorithm, optimizer: Optimizer, was_load
 
 
 def warn_of_missed_update(member: SparsityAlgorithm, count: int) -> bool:
-    """Warn if an algorithm without an optimizer would have updated masks after a step."""
-    moves = member.updates_masks and member.autoupdate and member.num_updates == 0
-    if not (moves and member.is_update_step(count)):
+    """Warn if an algorithm would have updated masks at the ``count``-th step that it missed."""
+    last, step = member.step, member.step + count
+    moves = member.updates_masks and member.autoupdate and (last or member.num_updates == 0)
+    if not (moves and member.is_update_step(step)):
         return False
-    warn(
-        f"{type(member).__name__} would have updated its masks after optimizer step {count}, but "
-        "it was applied to no optimizer, so they never change; call sparsity.apply(optimizer)"
-    )
+    what = "it was applied to no optimizer, so they never change; call sparsity.apply(optimizer)"
+    if last:
+        what = (
+            f"its optimizer has taken no step since step {last}; if another one trains the model "
+            "now, call sparsity.detach(first_optimizer), then sparsity.apply(optimizer)"
+        )
+    name = type(member).__name__
+    warn(f"{name} would have updated its masks after optimizer step {step}, but {what}")
     return True
 
 

@@ -168,11 +168,6 @@ class SparseParameter:
             self.work.until = self._clock.step
         return self.work
 
-    def count_dense_gradient(self) -> None:
-        """Count a dense weight gradient in the step being taken."""
-        self.work.dense_steps += 1
-        self.work.dense_present += num_true(self.mask)
-
     def work_of_a_step(self, dense_gradient: bool) -> Work:
         """Work of one step with the present mask, with a dense weight gradient or without."""
         present = num_true(self.mask)

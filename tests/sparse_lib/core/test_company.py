@@ -161,6 +161,21 @@ def rigl(model=None):
     return model, algorithm, driven(algorithm, model)
 
 
+def test_a_weight_resized_in_place_is_refused_until_sparsity_is_applied_again():
+    optimizer = driven(algorithm := sl.RigL(0.5, update=1, seed=0), model := network())
+    fit(model, optimizer, batches(2))
+    model[2].weight.data = torch.randn(12, 16)  # as resize_token_embeddings does
+    model[2].bias.data = torch.zeros(12)
+    with pytest.raises(ValueError, match=r"'2.weight' and 1 more was replaced in the model"):
+        model(batches(1)[0])
+    algorithm.detach(optimizer)
+    algorithm.apply(model)
+    algorithm.apply(optimizer := torch.optim.SGD(model.parameters(), 0.1))
+    fit(model, optimizer, batches(2))
+    assert model[2].weight_mask.shape == (12, 16) and int(model[2].weight_mask.sum()) == 96
+    assert not model[2].weight[~model[2].weight_mask].any()
+
+
 def test_a_replaced_block_is_refused_a_wrapped_one_goes_on_and_a_replaced_weight_is_masked():
     model, _, optimizer = rigl(nn.Sequential(network(), nn.Linear(8, 8)))
     model[0] = nn.Sequential(model[0])

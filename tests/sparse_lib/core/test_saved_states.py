@@ -114,6 +114,35 @@ def test_a_forgotten_optimizer_is_missed_at_the_first_update(grouped):
     assert messages(train, model, optimizer, 5) == []
 
 
+def test_another_optimizer_than_the_one_applied_to_is_missed():
+    model = nn.Linear(8, 8)
+    first = driven(algorithm := rigl(), model)
+    train(model, first, 4)
+    second, mask = torch.optim.SGD(model.parameters(), 0.01), model.weight_mask.clone()
+    (message,) = messages(train, model, second, 30)
+    assert torch.equal(model.weight_mask, mask) and algorithm.step == 4
+    assert "its optimizer has taken no step since step 4" in message
+    algorithm.detach(first)
+    algorithm.apply(second)
+    assert messages(train, model, second, 30) == []
+    assert algorithm.step == 34 and not torch.equal(model.weight_mask, mask)
+
+
+def test_inner_steps_of_another_optimizer_are_no_missed_ones():
+    model = nn.Linear(8, 8)
+    outer, inner = driven(rigl(), model), torch.optim.SGD(model.parameters(), 0.01)
+    for _ in range(10):
+        assert messages(train, model, inner, 5) == messages(train, model, outer, 1) == []
+    outer = driven(rigl(), model := nn.Linear(8, 8), torch.optim.LBFGS, max_iter=30)
+
+    def loss():
+        outer.zero_grad()
+        (value := model(torch.eye(8)).pow(4).sum()).backward()
+        return value.detach()
+
+    assert messages(lambda: [outer.step(loss) for _ in range(4)]) == []
+
+
 def test_what_misses_nothing_is_silent():
     still, by_hand = sl.Static(0.5), rigl()
     by_hand.autoupdate = False
