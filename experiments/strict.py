@@ -1,4 +1,4 @@
-"""What is read from a person's YAML: types of JSON as they are written, ranges, no key twice."""
+"""Types of the YAML that a person writes: JSON types as written, ranges, no key twice."""
 
 import re
 from typing import Annotated, Any, TypeVar
