@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -123,9 +124,22 @@ def driven(algorithm, model, kind=torch.optim.SGD, *settings, **options):
 def fit(model, optimizer, batches, reduce=torch.mean):
     """A step on each batch, by the mean or sum of the outputs' squares."""
     for inputs in batches:
-        optimizer.zero_grad()
-        reduce(model(inputs).square()).backward()
-        optimizer.step()
+        descend(optimizer, reduce(model(inputs).square()))
+
+
+def descend(optimizer, loss):
+    """A step on a loss."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def messages(action, *arguments):
+    """What an action warns of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        action(*arguments)
+    return [str(warning.message) for warning in caught]
 
 
 def loss_of(model, step):

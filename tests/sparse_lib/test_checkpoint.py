@@ -12,7 +12,7 @@ from torch.nn.utils import prune
 import sparse_lib as sl
 from sparse_lib import checkpoint
 from sparse_lib.masks.makers import make_mask_topk_sparsity
-from tests.cases import driven, fit, same
+from tests.cases import descend, driven, fit, same
 
 INPUTS = (torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8),)
 
@@ -53,8 +53,7 @@ def test_finalize_leaves_the_dense_model_or_part():
     checkpoint.finalize(model[4])
     assert set(checkpoint.masks_of(model)) == {"0.weight", "0.bias", "1.weight", "1.bias"}
     assert set(algorithm.sparse_params) == set(checkpoint.masks_of(model))
-    model(*INPUTS).square().sum().backward()
-    optimizer.step()
+    fit(model, optimizer, INPUTS, torch.sum)
     assert int(model[4].weight.count_nonzero()) > 720  # half of it, until then
     assert not model[0].weight[~model[0].weight_mask].any()
 
@@ -240,8 +239,7 @@ def test_finalize_tells_of_a_target_that_was_not_reached(steps, recwarn):
     level = {"type": "polynomial", "init": 0.0, "final": 0.8, "start": 0, "stop": 20, "power": 1}
     optimizer = driven(sl.GMP(level, update=5), layer, torch.optim.SGD, 0.1)
     for _ in range(steps):
-        layer(torch.ones(1, 10)).sum().backward()
-        optimizer.step()
+        descend(optimizer, layer(torch.ones(1, 10)).sum())
     sl.finalize(layer)
     told = [str(w.message) for w in recwarn if "goes on to 0.80" in str(w.message)]
     assert [("sparsity of 0.40" in text, "step 10 of 10" in text) for text in told] == (

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
+from tests.cases import descend
 
 
 def pruned():
@@ -25,12 +26,10 @@ def test_only_weights_with_zeros_are_masked_and_stay_so():
     group = sl.keep_zeros(model, optimizer)
     assert list(group.sparse_params) == ["first.weight"]
     for _ in range(3):
-        optimizer.zero_grad()
         hidden = model["embedding"](torch.arange(6))
         for name in ("first", "blank", "second"):
             hidden = hidden + model[name](hidden).tanh()
-        hidden.pow(2).sum().backward()
-        optimizer.step()
+        descend(optimizer, hidden.pow(2).sum())
     after = model["first"].weight.detach()
     assert torch.equal(after == 0, before == 0) and not torch.equal(after, before)
     assert model["blank"].weight.all() and model["embedding"].weight[0].all()

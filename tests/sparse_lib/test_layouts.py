@@ -15,7 +15,7 @@ import sparse_lib as sl
 from sparse_lib.core.metrics import dead_outputs
 from sparse_lib.layers import Layout, default_filter, describe, fans, layout_of
 from sparse_lib.masks.distributions import distribute
-from tests.cases import driven
+from tests.cases import descend, driven
 from tests.sparse_lib.tiny_models import gpt2, llama, mixtral, resnet
 
 
@@ -371,10 +371,7 @@ def test_reparametrized_weights_train_sparsely_and_gains_stay_dense(norm):
     for sparse in algorithm.sparse_params.values():
         assert sparse.param.numel() in (16 * 32, 8 * 6 * 3, 12 * 24)
     for _ in range(3):
-        optimizer.zero_grad()
-        loss = model(torch.randn(8, 16)).square().mean()
-        loss.backward()
-        optimizer.step()
+        descend(optimizer, loss := model(torch.randn(8, 16)).square().mean())
         assert loss.isfinite()
     model.eval()(torch.randn(8, 16))  # computes the weights
     layers = (model[0], model[3], model[5])

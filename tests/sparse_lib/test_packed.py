@@ -15,7 +15,7 @@ from sparse_lib.execution import kernels
 from sparse_lib.execution.backend import compile
 from sparse_lib.flops.ledger import Ledger
 from sparse_lib.flops.model import count
-from tests.cases import driven, fit
+from tests.cases import descend, driven, fit
 from tests.sparse_lib import tiny_models
 from tests.sparse_lib.execution.test_backend import (
     LAYERS,
@@ -185,8 +185,7 @@ def test_a_language_model_is_packed_trained_and_saved(tmp_path):
     assert len(names) == 8 and names[0] == "transformer.h.0.attn.c_attn.weight"
     torch.testing.assert_close(model(input_ids=tokens).logits, expected)
     optimizer = torch.optim.AdamW(model.parameters())
-    model(input_ids=tokens, labels=tokens).loss.backward()
-    optimizer.step()
+    descend(optimizer, model(input_ids=tokens, labels=tokens).loss)
     expected = model(input_ids=tokens).logits
     model.save_pretrained(tmp_path)
     again = type(model).from_pretrained(tmp_path).eval()

@@ -2,14 +2,23 @@
 
 import copy
 import math
-import warnings
 
 import pytest
 import torch
 from torch import nn
 
 import sparse_lib as sl
-from tests.cases import assert_equal, driven, fit, make_model, row, snapshot, train
+from tests.cases import (
+    assert_equal,
+    descend,
+    driven,
+    fit,
+    make_model,
+    messages,
+    row,
+    snapshot,
+    train,
+)
 
 WEIGHTS = 0.0, 3.0, -1.0, 0.0, 2.0, -4.0, 0.0, 0.0
 GRADIENT = torch.tensor([[5.0, 9.0, 8.0, -7.0, 0.0, 0.0, 6.0, math.nan]])
@@ -92,8 +101,7 @@ def test_weights_drawn_anew_keep_the_spread_that_the_tensor_began_with(name):
             model, algorithm, optimizer = begin(7.0)
             model.load_state_dict(saved[0])
             algorithm.load_state_dict(saved[1])
-        model(torch.ones(1, 100)).sum().backward()
-        optimizer.step()
+        descend(optimizer, model(torch.ones(1, 100)).sum())
     spread = model.weight[model.weight_mask].pow(2).mean().sqrt().item()
     # The smallest 30% give way to a fresh draw, so the rest drifts up, but not by 1.2 to the 20th.
     assert 0.5 < spread < 1.0
@@ -126,8 +134,7 @@ def test_balanced_groups_hold_at_the_start_and_at_updates(key, dim, layer):
         counts = [int(half.sum()) for half in model.weight_mask.chunk(2, dim)]
         assert counts == [model.weight.numel() // 4] * 2
         draw = torch.randn(model.weight.shape, generator=torch.Generator().manual_seed(step))
-        (model.weight * draw).sum().backward()
-        optimizer.step()
+        descend(optimizer, (model.weight * draw).sum())
         assert not torch.equal(before, model.weight_mask)
 
 
@@ -173,8 +180,7 @@ def test_an_update_without_a_backward_pass_since_the_last_step_is_told(clears):
     model = make_model()
     algorithm = sl.RigL(0.5, update=2, seed=1)
     optimizer = driven(algorithm, model)
-    model(torch.randn(4, 12)).pow(2).sum().backward()
-    optimizer.step()
+    descend(optimizer, model(torch.randn(4, 12)).pow(2).sum())
     if clears:
         optimizer.zero_grad()
     before = {name: sparse.mask.clone() for name, sparse in algorithm.sparse_params.items()}
@@ -182,9 +188,7 @@ def test_an_update_without_a_backward_pass_since_the_last_step_is_told(clears):
         optimizer.step()
     for name, sparse in algorithm.sparse_params.items():
         assert torch.equal(sparse.mask, before[name])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        train(model, optimizer, 2)
+    assert messages(train, model, optimizer, 2) == []
 
 
 @pytest.mark.parametrize("to_none", [True, False])

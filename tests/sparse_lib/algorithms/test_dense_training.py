@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import sparse_lib as sl
-from tests.cases import driven
+from tests.cases import descend, driven
 
 
 def step(layer, optimizer, gradient):
@@ -119,10 +119,8 @@ def test_srigl_has_one_fan_in_and_ablates_for_good():
     ablated = torch.zeros(12, dtype=torch.bool)
     for seed in range(4):
         data = torch.randn(8, 16, generator=torch.Generator().manual_seed(seed))
-        optimizer.zero_grad()
         scale = torch.ones(12).index_fill_(0, torch.tensor([0]), 1e-6)
-        (layer(data) * scale).sin().pow(2).sum().backward()
-        optimizer.step()
+        descend(optimizer, (layer(data) * scale).sin().pow(2).sum())
         counts = layer.weight_mask.sum(1)
         assert not counts[ablated].any()
         ablated |= counts == 0
@@ -140,9 +138,7 @@ def test_srigl_stays_within_its_weights_where_outputs_are_more(sparsity):
     asked = sl.masks.num_nonzero(sparsity, 512)
     for _ in range(3):
         assert 0 < int(layer.weight_mask.sum()) <= asked
-        optimizer.zero_grad()
-        layer(torch.ones(2, 8)).sum().backward()
-        optimizer.step()
+        descend(optimizer, layer(torch.ones(2, 8)).sum())
 
 
 def test_srigl_keeps_as_many_outputs_as_its_weights_need():
@@ -150,9 +146,7 @@ def test_srigl_keeps_as_many_outputs_as_its_weights_need():
     layer = nn.Linear(12, 8, bias=False)
     optimizer = driven(sl.SRigL(0.5, update=1, ablation=0.95, seed=1), layer, lr=0.05)
     for _ in range(4):  # four outputs can have the 48 weights, and then have no place to grow
-        optimizer.zero_grad()
-        (layer.weight * torch.randn(8, 12)).sum().backward()
-        optimizer.step()
+        descend(optimizer, (layer.weight * torch.randn(8, 12)).sum())
         counts = layer.weight_mask.sum(1)
         assert int(counts.sum()) == 48 - 48 % int((counts > 0).sum())
 

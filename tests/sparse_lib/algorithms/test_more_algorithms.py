@@ -5,7 +5,7 @@ import torch
 
 import sparse_lib as sl
 from sparse_lib.algorithms.snfs import SNFS, allot
-from tests.cases import assert_enforced, driven, row
+from tests.cases import assert_enforced, descend, driven, row
 
 
 def keep(*columns: int):
@@ -19,9 +19,7 @@ def keep(*columns: int):
 
 def step(model, optimizer, gradient):
     """A step whose dense gradient is given."""
-    optimizer.zero_grad()
-    (model(torch.tensor([gradient])).sum()).backward()
-    optimizer.step()
+    descend(optimizer, model(torch.tensor([gradient])).sum())
 
 
 def present(layer) -> list[int]:

@@ -13,7 +13,9 @@ from tests.cases import (
     ALGORITHMS,
     assert_enforced,
     assert_equal,
+    descend,
     driven,
+    fit,
     make,
     make_model,
     snapshot,
@@ -134,9 +136,7 @@ def test_an_average_masks_the_projection_that_attention_reads_without_a_call():
     average = AveragedModel(layer, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     for step in range(12):
         data = torch.randn(8, 5, 16, generator=torch.Generator().manual_seed(step))
-        optimizer.zero_grad()
-        (layer(data) - data).square().mean().backward()
-        optimizer.step()
+        descend(optimizer, (layer(data) - data).square().mean())
         average.update_parameters(layer)
     dense = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
     dense.load_state_dict(sl.checkpoint.export_dense(average.module))
@@ -321,8 +321,7 @@ def test_averages_of_buffers_copy_masks(decay):
     average = AveragedModel(model, multi_avg_fn=averaging, use_buffers=True)
     expected = torch.zeros(8, 8)
     for count in range(4):
-        model(torch.randn(16, 8)).square().sum().backward()
-        optimizer.step()
+        fit(model, optimizer, [torch.randn(16, 8)], torch.sum)
         average.update_parameters(model)
         mask, weight = model[0].weight_mask, model[0].weight.detach()
         share = 1 / (count + 1) if decay is None or not count else 1 - decay

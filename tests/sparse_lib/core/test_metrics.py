@@ -8,7 +8,7 @@ from torch import nn
 
 import sparse_lib as sl
 from sparse_lib.core.metrics import MaskHistory
-from tests.cases import driven, make_model, train
+from tests.cases import descend, driven, make_model, train
 
 
 @pytest.mark.parametrize("shape", [(50,), (6, 7), (3, 4, 2, 2)])
@@ -94,8 +94,7 @@ def test_drop_fraction_of_the_present_step_is_among_the_metrics():
     seen = []
     for _ in range(5):
         seen.append(algorithm.metrics()["drop_fraction"])
-        model(torch.ones(1, 8)).sum().backward()
-        optimizer.step()
+        descend(optimizer, model(torch.ones(1, 8)).sum())
     assert seen == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1])
     assert "drop_fraction" not in sl.Static(0.5).metrics()
     with pytest.raises(TypeError, match="metrics takes what count_flops returns, not 5"):

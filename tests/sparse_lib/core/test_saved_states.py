@@ -1,14 +1,13 @@
 """States of algorithms that are loaded, loaded with a warning, refused or forgotten."""
 
 import copy
-import warnings
 
 import pytest
 import torch
 from torch import nn
 
 import sparse_lib as sl
-from tests.cases import driven, fit, same
+from tests.cases import driven, fit, messages, same
 
 RISING = {"type": "linear", "init": 0.5, "slope": 0.01}
 
@@ -19,13 +18,6 @@ def rigl(**options):
 
 def train(model, optimizer, num_steps):
     fit(model, optimizer, [torch.ones(2, 8)] * num_steps, torch.sum)
-
-
-def messages(action, *arguments):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        action(*arguments)
-    return [str(warning.message) for warning in caught]
 
 
 def state_of(algorithm):

@@ -10,7 +10,7 @@ from torch import nn
 import sparse_lib as sl
 from sparse_lib.execution import kernels
 from sparse_lib.execution.backend import backend, compile
-from tests.cases import driven
+from tests.cases import descend, driven
 from tests.sparse_lib import tiny_models
 from tests.sparse_lib.execution.test_backend import (
     LAYERS,
@@ -105,9 +105,7 @@ def test_a_compiled_training_has_the_bits_of_one_that_skips(name, precision, hal
             source = torch.randn(8, 48, generator=torch.Generator().manual_seed(seed))
             with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
                 loss = run(source.to(model[0].weight.dtype)).float().square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            descend(optimizer, loss)
         assert not torch.equal(first, model[0].weight_mask)
         ends.append(copy.deepcopy(model.state_dict()))
     assert all(torch.equal(tensor, ends[1][key]) for key, tensor in ends[0].items())

@@ -12,6 +12,7 @@ from peft import AdaLoraConfig, LoHaConfig, LoraConfig, get_peft_model
 
 import sparse_lib as sl
 from sparse_lib.integrations.peft import keep_zeros
+from tests.cases import descend
 from tests.sparse_lib import tiny_models
 from tests.sparse_lib.integrations.test_transformers import make_mixtral, make_model
 
@@ -56,10 +57,7 @@ def trained(model, steps):
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 0.05)
     losses = []
     for _ in range(steps):
-        optimizer.zero_grad()
-        loss = model(input_ids=TOKENS, labels=TOKENS).loss
-        loss.backward()
-        optimizer.step()
+        descend(optimizer, loss := model(input_ids=TOKENS, labels=TOKENS).loss)
         losses.append(loss.item())
     return losses
 

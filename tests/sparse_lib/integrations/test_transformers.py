@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, Trainer, Traine
 import sparse_lib as sl
 from sparse_lib.integrations.transformers import SparsityCallback, from_pretrained
 from tests.cases import assert_equal as assert_same
-from tests.cases import same, snapshot
+from tests.cases import descend, same, snapshot
 from tests.sparse_lib import tiny_models
 
 RIGL = {"algorithm": "rigl", "sparsity": 0.75, "update": 2, "drop_fraction": 0.5, "seed": 1}
@@ -170,8 +170,7 @@ def test_saved_models_load_densely_and_say_how_to_load_the_masks(tmp_path, monke
     assert_same(trainer.model.state_dict(), masked.state_dict())
     # The masks are enforced: training the loaded model keeps its zeros.
     optimizer = torch.optim.AdamW(masked.parameters(), 0.1)
-    masked(**{k: v[None] for k, v in dataset(4, 1)[0].items()}).loss.backward()
-    optimizer.step()
+    descend(optimizer, masked(**{k: v[None] for k, v in dataset(4, 1)[0].items()}).loss)
     masked(torch.zeros(1, 2, dtype=torch.long))
     up = masked.model.layers[0].mlp.up_proj
     assert not up.weight[~up.weight_mask].any() and up.weight[up.weight_mask].any()

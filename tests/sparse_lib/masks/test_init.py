@@ -16,7 +16,7 @@ from sparse_lib.masks.counts import num_nonzero
 from sparse_lib.masks.init import INIT_METHODS, make_init_method
 from sparse_lib.masks.makers import generator
 from sparse_lib.masks.shapers import InputGroupScoreShaper, OutputGroupScoreShaper
-from tests.cases import ALGORITHMS, driven, fit, make
+from tests.cases import ALGORITHMS, assert_enforced, descend, driven, fit, make
 
 COUNTING = ["random", "topk", "checkerboard", "snip"]
 
@@ -123,19 +123,14 @@ def test_bad_methods_are_named(spec, error, message):
 def test_a_layer_of_width_zero_is_left_out(name):
     torch.manual_seed(0)
     model = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 0), nn.Linear(0, 4), nn.Linear(8, 4)])
-    algorithm = make(name)
-    algorithm.apply(model)
+    optimizer = driven(algorithm := make(name), model, torch.optim.AdamW, 0.01)
     assert set(algorithm.sparse_params) == {"0.weight", "0.bias", "2.bias", "3.weight", "3.bias"}
-    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-    algorithm.apply(optimizer)
     for step in range(4):
-        optimizer.zero_grad()
         hidden = model[0](torch.ones(2, 8) + step)
         wide = model[2](model[1](hidden)) + model[3](hidden)
-        wide.square().sum().backward()
-        optimizer.step()
+        descend(optimizer, wide.square().sum())
     assert algorithm.step == 4
-    assert all(not s.param[~s.mask].any() for s in algorithm.sparse_params.values())
+    assert_enforced(algorithm, optimizer)
 
 
 def pruned(sparsity=0.7):
