@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from sparse_lib.checks import SettingError, about_number, build, closest
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.group import Filter, Group
-from sparse_lib.core.registry import algorithm_classes, constructor_keys, lacking_methods
+from sparse_lib.core.registry import algorithm_classes, constructor_keys, incomplete_classes
 from sparse_lib.layers import default_filter
 from sparse_lib.schedules import HyperParameterSchedule
 
@@ -170,7 +170,7 @@ def make_algorithm(config: Mapping[str, Any]) -> SparsityAlgorithm:
 
 def _find(name: str) -> type[SparsityAlgorithm]:
     known = algorithm_classes()
-    if (lacking := lacking_methods(name)) is not None:
+    if lacking := incomplete_classes().get(name.lower()):
         raise SettingError(
             f"algorithm {name!r} defines no {lacking}, which its base class leaves to it"
         )

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from experiments import published
 from experiments.models import gpt2, resnet
-from sparse_lib.flops.model import count
-from sparse_lib.flops.trace import example, on_meta
+from sparse_lib.flops.model import count, example
+from sparse_lib.flops.trace import on_meta
 from sparse_lib.layers import describe
 
 TOLERANCE = 0.01

@@ -18,8 +18,6 @@ import numpy as np
 import torch
 
 from experiments.digest import file_digest
-from experiments.errors import UserError
-from experiments.specs.run import RunSpec
 from experiments.store.io import flush_folder, write_whole
 
 #: Folder beside a run's weights with the states that other runs continue, named by their steps.
@@ -32,23 +30,6 @@ CAUSES = {
     "data": "the data has changed",
     "first_weights": "the first phase was trained again",
 }
-
-
-def kept_state(path: Path, spec: RunSpec, data_hash: str) -> tuple[dict[str, Any], str]:
-    """The state that another run kept at a step, and the hash of its file.
-
-    Raises:
-        UserError: if that run kept no such state, or was trained on other data.
-    """
-    start = spec.starts_from
-    assert start is not None and start.step is not None
-    file = path / STATES / f"{start.step}.pt"
-    if not file.is_file():
-        raise UserError(f"{file} is missing: {start.run} kept no state of step {start.step}")
-    state = torch.load(file, map_location="cpu", weights_only=True)
-    if state["origin"]["data"] != data_hash:
-        raise UserError(f"{start.run} was trained on other data than {spec.id} is")
-    return state, file_digest(file)
 
 
 class Saved:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from experiments.errors import Diverged, refusals
 from experiments.models import _transform
 from experiments.specs.run import RunSpec
 from experiments.training import weights
-from experiments.training.device import Batches, allow, autocast, choose, resolve, skipping_runner
-from experiments.training.state import generators, kept_state, set_generators
+from experiments.training.device import resolve
+from experiments.training.state import generators, set_generators
+from sparse_lib import device as skipping
 from sparse_lib import ift
 from sparse_lib.checkpoint import masks_of
 from sparse_lib.configure import configure
@@ -93,7 +94,7 @@ class Trainer:
         self.compile = spec.recipe.compile if compile is None else compile
         allow(self.precision)
         self.task = tasks.get(spec.task).Task(spec, data_dir)
-        self.batches = Batches(self.task.batch, device=self.device)
+        self.batches = tasks.Batches(self.task.batch, device=self.device)
         self.model, masks = self.task.build_model(), None
         self.transform: dict[str, Any] | None = None
         if spec.transform is not None:
@@ -129,7 +130,7 @@ class Trainer:
         self.execute(choose(execution, self.sparsity, level) if self.can_skip() else "dense")
         if continues:
             assert first is not None
-            state, self.first_weights = kept_state(first, spec, self.task.data["hash"])
+            state, self.first_weights = weights.kept_state(first, spec, self.task.data["hash"])
             self.restore(state)
             self.borrowed_s = self.progress.elapsed_s
 
@@ -234,3 +235,57 @@ class Trainer:
             from safetensors.torch import save_file
 
             save_file(masks, folder / weights.MASKS)
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """The context of a forward pass; weights and optimizer states stay float32."""
+    if precision == "bf16":
+        return torch.autocast(device.type, torch.bfloat16)
+    return nullcontext()
+
+
+def allow(precision: str) -> None:
+    """Let this process use TensorFloat-32 for float32 where it is asked for, and nowhere else.
+
+    By default torch uses it for convolutions, though not for matrix products.
+    """
+    asked = precision == "tf32"
+    torch.set_float32_matmul_precision("high" if asked else "highest")
+    torch.backends.cudnn.allow_tf32 = asked
+
+
+def choose(execution: str, sparsity: Group | None, level: float) -> str:
+    """The execution of a run, given the requested one.
+
+    Args:
+        level: sparsity at its end, in [0, 1).
+
+    Returns:
+        ``execution``; ``dense`` for ``auto`` where no layer is worth skipping.
+    """
+    if execution != "auto" or sparsity is None:
+        return execution
+    for param in sparsity.sparse_params.values():
+        rows = param.mask.shape[0]
+        with refusals("execution is 'auto'"):
+            columns = param.mask.numel() // rows
+            if skipping.worth_skipping(rows, columns, max(param.sparsity, level)):
+                return "auto"
+    return "dense"
+
+
+def skipping_runner(
+    model: torch.nn.Module, execution: str, costs: tuple[float, ...] | None
+) -> tuple[torch.nn.Module, tuple[float, ...]]:
+    """A model whose masked layers skip: all of them, or with ``auto`` those that gain.
+
+    Args:
+        model: shares its weights with the result.
+        costs: by which a layer gains, of the machine that chose; those of this one if None.
+    """
+    with refusals(f"execution is {execution!r}"):
+        own = skipping.Costs(*costs) if costs else skipping.default_costs()
+        crossover = 0.0 if execution == "skip" else None
+        name = "skip" if execution == "auto" else execution
+        backend = skipping.backend(name, crossover=crossover, costs=own)
+        return skipping.compile(model, backend), astuple(own)

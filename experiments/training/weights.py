@@ -1,4 +1,4 @@
-"""Weights that a run begins with: another run's, taken over, or its own, scored for first masks."""
+"""What a run begins with: another run's weights or state, or its own weights, scored for masks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from experiments.digest import file_digest
 from experiments.errors import UserError
 from experiments.specs.run import RunSpec
-from experiments.training.device import over
+from experiments.tasks import over
+from experiments.training.state import STATES
 from sparse_lib.checkpoint import densify, load_checkpoint, read_safetensors
 from sparse_lib.configure import configure
 from sparse_lib.masks import at_init
@@ -64,6 +65,23 @@ def take_over(model: torch.nn.Module, path: Path, spec: RunSpec, task: Any) -> s
     if start.densify:
         densify(model)
     return file_digest(path)
+
+
+def kept_state(path: Path, spec: RunSpec, data_hash: str) -> tuple[dict[str, Any], str]:
+    """The state that another run kept at a step, and the hash of its file.
+
+    Raises:
+        UserError: if that run kept no such state, or was trained on other data.
+    """
+    start = spec.starts_from
+    assert start is not None and start.step is not None
+    file = path / STATES / f"{start.step}.pt"
+    if not file.is_file():
+        raise UserError(f"{file} is missing: {start.run} kept no state of step {start.step}")
+    state = torch.load(file, map_location="cpu", weights_only=True)
+    if state["origin"]["data"] != data_hash:
+        raise UserError(f"{start.run} was trained on other data than {spec.id} is")
+    return state, file_digest(file)
 
 
 def rank_weights(

@@ -35,12 +35,15 @@ def algorithm_classes() -> dict[str, Any]:
     }
 
 
-def lacking_methods(name: str) -> str | None:
-    """Methods that a live class of that name, in any case, has yet to define, or None."""
-    cls = _REGISTRY.get(name.lower())
-    if cls is None or not cls.in_registry or cls.__module__.startswith("sparse_lib.core"):
-        return None
-    return " and ".join(sorted(getattr(cls, "__abstractmethods__", ()))) or None
+def incomplete_classes() -> dict[str, str]:
+    """By lower-cased name, the methods that a live class of a user has yet to define."""
+    return {
+        name: " and ".join(sorted(cls.__abstractmethods__))
+        for name, cls in _REGISTRY.items()
+        if inspect.isabstract(cls)
+        and cls.in_registry
+        and not cls.__module__.startswith("sparse_lib.core")
+    }
 
 
 def constructor_signature(cls: type) -> inspect.Signature:

@@ -18,6 +18,7 @@ supplement) unless said otherwise:
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sparse_lib import tables
-from sparse_lib.checks import check_fraction
+from sparse_lib.checks import check_fraction, check_integer
 from sparse_lib.flops import trace
 from sparse_lib.flops.formulas import ATTENTION, flops_of, is_outer_product
 from sparse_lib.layers import LayerDescription, describe
@@ -218,7 +219,7 @@ def count(
         if batch_size is None and sequence_length is None and image_size is None:
             raise ValueError("count_flops needs inputs, batch_size, sequence_length or image_size")
         size = 1 if batch_size is None else batch_size
-        args = (trace.example(model, size, sequence_length, image_size),)
+        args = (example(model, size, sequence_length, image_size),)
     elif isinstance(inputs, Mapping):
         args, kwargs = (), dict(inputs)
     args, kwargs = tree_map(trace.to_meta, (args, kwargs))
@@ -251,6 +252,42 @@ def count(
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     names |= {d.weight_name for d in descriptions}
     return ModelFlops(tuple(_layers(tracer, descriptions)), batch_size, frozenset(names))
+
+
+def example(
+    model: nn.Module,
+    batch_size: int,
+    sequence_length: int | None,
+    image_size: int | tuple[int, int] | None,
+) -> Tensor:
+    """A meta tensor of the shape and type that the first layer of the model takes."""
+    if sequence_length is not None and image_size is not None:
+        raise ValueError("count takes sequence_length or image_size, not both.")
+    given: Any = () if image_size is None else image_size
+    sides = tuple(given) if isinstance(given, tuple | list) else (given, given)
+    sizes = [("batch_size", batch_size), ("sequence_length", sequence_length)]
+    for key, size in sizes + [("image_size", side) for side in sides]:
+        if size is not None and not 1 <= check_integer(size, key, 1) < 2**31:
+            raise ValueError(f"{key} is {size}; it must be below 2**31")
+    # Parameters of no known layer may be used anywhere.
+    layers = [layer for layer in describe(model) if layer.layout is not None]
+    matmuls = [layer for layer in layers if layer.is_matmul]
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    if sides:
+        convolutions = [layer for layer in matmuls if len(layer.weight_shape) == 2 + len(sides)]
+        if convolutions:
+            channels = convolutions[0].weight_shape[1] * convolutions[0].groups
+        elif matmuls and matmuls[0].fan_in % math.prod(sides) == 0:
+            channels = matmuls[0].fan_in // math.prod(sides)  # pixels, flattened
+        else:
+            raise ValueError(f"count found no layer that takes images of {image_size} pixels.")
+        return torch.empty(batch_size, channels, *sides, dtype=dtype, device="meta")
+    if any(layer.kind == "embedding" for layer in layers) and sequence_length is not None:
+        return torch.empty(batch_size, sequence_length, dtype=torch.long, device="meta")
+    if not matmuls:
+        raise ValueError("count found no layer with weights to multiply by; give inputs")
+    rows = (batch_size,) if sequence_length is None else (batch_size, sequence_length)
+    return torch.empty(*rows, matmuls[0].fan_in, dtype=dtype, device="meta")
 
 
 def gpt_training_step(

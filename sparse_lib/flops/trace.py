@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -13,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from sparse_lib.checks import check_integer
-from sparse_lib.layers import LayerDescription, describe
+from sparse_lib.layers import LayerDescription
 
 # The rows of an embedding are values of its input, not a weight.
 _LOOKUPS = frozenset({"aten::embedding", "aten::_embedding_bag"})
@@ -206,39 +204,3 @@ def to_meta(tensor: Any) -> Any:
     return torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta", requires_grad=False
     )
-
-
-def example(
-    model: nn.Module,
-    batch_size: int,
-    sequence_length: int | None,
-    image_size: int | tuple[int, int] | None,
-) -> Tensor:
-    """A meta tensor of the shape and type that the first layer of the model takes."""
-    if sequence_length is not None and image_size is not None:
-        raise ValueError("count takes sequence_length or image_size, not both.")
-    given: Any = () if image_size is None else image_size
-    sides = tuple(given) if isinstance(given, tuple | list) else (given, given)
-    sizes = [("batch_size", batch_size), ("sequence_length", sequence_length)]
-    for key, size in sizes + [("image_size", side) for side in sides]:
-        if size is not None and not 1 <= check_integer(size, key, 1) < 2**31:
-            raise ValueError(f"{key} is {size}; it must be below 2**31")
-    # Parameters of no known layer may be used anywhere.
-    layers = [layer for layer in describe(model) if layer.layout is not None]
-    matmuls = [layer for layer in layers if layer.is_matmul]
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
-    if sides:
-        convolutions = [layer for layer in matmuls if len(layer.weight_shape) == 2 + len(sides)]
-        if convolutions:
-            channels = convolutions[0].weight_shape[1] * convolutions[0].groups
-        elif matmuls and matmuls[0].fan_in % math.prod(sides) == 0:
-            channels = matmuls[0].fan_in // math.prod(sides)  # pixels, flattened
-        else:
-            raise ValueError(f"count found no layer that takes images of {image_size} pixels.")
-        return torch.empty(batch_size, channels, *sides, dtype=dtype, device="meta")
-    if any(layer.kind == "embedding" for layer in layers) and sequence_length is not None:
-        return torch.empty(batch_size, sequence_length, dtype=torch.long, device="meta")
-    if not matmuls:
-        raise ValueError("count found no layer with weights to multiply by; give inputs")
-    rows = (batch_size,) if sequence_length is None else (batch_size, sequence_length)
-    return torch.empty(*rows, matmuls[0].fan_in, dtype=dtype, device="meta")

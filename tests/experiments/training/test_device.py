@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from experiments import tasks
 from experiments.training import device, state, trainer
 from experiments.training.weights import rank_weights
 from sparse_lib.masks.init import score_of
@@ -46,7 +47,7 @@ def test_a_step_gets_its_batch_in_any_order(ahead):
     def make(step):
         return torch.arange(12) + 100 * step, torch.arange(12) * 2
 
-    batches = device.Batches(make, device=torch.device("cpu"), ahead=ahead)
+    batches = tasks.Batches(make, device=torch.device("cpu"), ahead=ahead)
     for step in (0, 1, 5, 4):  # what was made ahead, and what was not
         assert [part.tolist() for part in batches.of(step)] == [x.tolist() for x in make(step)]
     batches.close()
@@ -90,7 +91,7 @@ def test_only_tf32_computes_in_tf32(precision, allowed):
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:
         torch.backends.cudnn.allow_tf32 = True  # torch's default, for convolutions
-        device.allow(precision)
+        trainer.allow(precision)
         assert torch.backends.cudnn.allow_tf32 is allowed
         assert torch.backends.cuda.matmul.allow_tf32 is allowed
     finally:
