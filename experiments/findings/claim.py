@@ -159,7 +159,6 @@ class Claim(Comparison):
     )
     never: str | None = Field(None, description="why no run of these sizes can test it")
     links: list[Comparison] = Field([], description="several comparisons, each with its own word")
-    order: list[str] = Field([], description="methods from worst to best, as published")
     check: Check | None = None
     card: Card = Card()
 
@@ -168,8 +167,8 @@ class Claim(Comparison):
         """A trained comparison needs an outcome and two arms, unless it is a check."""
         if self.check is None and self.outcome is None:
             raise ValueError("one of outcome and check must be given")
-        if self.check is None and not (self.links or self.order or (self.a and self.b)):
-            raise ValueError("one of a with b, links, order and check must be given")
+        if self.check is None and not (self.links or (self.a and self.b)):
+            raise ValueError("one of a with b, links and check must be given")
         return self
 
     def comparisons(self) -> list[Comparison]:

@@ -44,7 +44,6 @@ class Finding:
     gate: Gate = Gate()
     trend: tuple[tuple[str, Estimate], ...] = ()
     runs: tuple[str, ...] = ()
-    tau: tuple[float, float, int] | None = None
 
     @property
     def is_fair(self) -> bool:
@@ -203,34 +202,13 @@ def _checked(claim: Claim, check: Check, evidence: Evidence) -> Finding:
 
 
 def of_claim(claim: Claim, evidence: Evidence) -> list[Finding]:
-    """The findings of a claim: one of a check, else one per comparison; of an order its tau."""
+    """The findings of a claim: one of a check, else one per comparison."""
     if claim.check is not None:
         return [_checked(claim, claim.check, evidence)]
     found = [find(claim, comparison, evidence) for comparison in claim.comparisons()]
     if claim.never:
         found = [replace(each, word=Word(NO_TEST, reason=claim.never)) for each in found]
-    return [*found, _ordered(claim, evidence)] if claim.order else found
-
-
-def _ordered(claim: Claim, evidence: Evidence) -> Finding:
-    """Kendall's tau of an order of methods on the primary workload."""
-    assert claim.outcome is not None
-    places = claim.places.get(evidence.scale, [])  # type: ignore[call-overload]
-    for place in places:
-        models = [*place.models, *([place.b_model] if place.b_model else [])]
-        cells = evidence.cells(evidence.at(place, models=models), evidence.values(claim.outcome))
-        averages = {arm: sum(seeds.values()) / len(seeds) for arm, seeds in cells.items()}
-        own = {arm.method: v for arm, v in averages.items() if arm.model == place.models[0]}
-        means = {method: v for method, v in own.items() if method in claim.order}
-        means |= {f"{arm.method}@{arm.model}": v for arm, v in averages.items()}
-        tau, p = pool.kendall(claim.order, means, claim.outcome.sign)
-        if math.isfinite(tau):
-            count = sum(name in means for name in claim.order)
-            size = f"{tau:+.2f} over {count} methods (p {p:.2g})"
-            reason = f"Kendall's tau {size}; 1 is the published order, 0 none"
-            return Finding(claim, claim, Word("order", reason=reason), place, tau=(tau, p, count))
-    reason = "fewer than three of its methods are trained"
-    return Finding(claim, claim, Word(NO_TEST, reason=reason))
+    return found
 
 
 @functools.lru_cache(maxsize=4)

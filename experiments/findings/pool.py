@@ -97,13 +97,3 @@ def over_workloads(evidence: Evidence, a: str, b: str) -> list[Effect]:
                 if gap.se > 0:
                     found.append(Effect(label, share * gap.effect, share * gap.se))
     return found
-
-
-def kendall(order: Sequence[str], means: dict[str, float], sign: int) -> tuple[float, float]:
-    """Kendall's tau between a published order, from worst to best, and means; with its p value."""
-    ranks = [rank for rank, name in enumerate(order) if name in means]
-    values = [sign * means[name] for name in order if name in means]
-    if len(values) < 3:
-        return math.nan, math.nan
-    tau = stats.kendalltau(ranks, values)
-    return float(tau.statistic), float(tau.pvalue)

@@ -420,11 +420,8 @@ def supporting(evidence: Evidence, study: str = "") -> list[tuple[Claim, str]]:
         for each in group:
             label, said = each.comparison.label or each.claim.title, each.comparison.published
             lines.append([label, said.says if said else "–", ours(each), word(each)])
-            if each.tau is not None:
-                lines.pop()
         made = table(["comparison", "published", "here", "verdict"], lines)
-        orders = [f"The whole order: {each.word.reason}." for each in group if each.tau is not None]
-        found.append((group[0].claim, "\n\n".join([made, *orders])))
+        found.append((group[0].claim, made))
     return found
 
 

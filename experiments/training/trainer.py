@@ -23,7 +23,6 @@ from sparse_lib import ift
 from sparse_lib.checkpoint import masks_of
 from sparse_lib.configure import configure
 from sparse_lib.core.group import Group
-from sparse_lib.masks.init import SCORED
 
 #: The code generator of `torch.compile`.
 COMPILE_BACKEND = "inductor"
@@ -114,8 +113,6 @@ class Trainer:
         self.sparsity: Group | None = None
         if spec.sparsity is not None:
             with refusals(f"the sparsity of {spec.id}"):
-                if isinstance(config, dict) and config.get("init_method") in SCORED:
-                    weights.rank_weights(self.model, config, self.task, self.device)
                 self.sparsity = configure(config)
                 assert self.sparsity is not None
                 self.sparsity.apply(self.model)

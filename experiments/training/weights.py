@@ -1,8 +1,7 @@
-"""What a run begins with: another run's weights or state, or its own weights, scored for masks."""
+"""What a run begins with: another run's weights or state."""
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +10,11 @@ import torch
 from experiments.digest import file_digest
 from experiments.errors import UserError
 from experiments.specs.run import RunSpec
-from experiments.tasks import over
 from experiments.training.state import STATES
 from sparse_lib.checkpoint import densify, load_checkpoint, read_safetensors
-from sparse_lib.configure import configure
-from sparse_lib.masks import at_init
-from sparse_lib.masks.init import keep_score
 
 #: Beside the exported weights: the masks that they were trained with.
 MASKS = "masks.safetensors"
-#: Batches whose mean loss ranks the weights.
-NUM_BATCHES = 8
-NORMS = (
-    torch.nn.modules.batchnorm._BatchNorm,
-    torch.nn.GroupNorm,
-    torch.nn.LayerNorm,
-    torch.nn.RMSNorm,
-)
 
 
 def take_over(model: torch.nn.Module, path: Path, spec: RunSpec, task: Any) -> str:
@@ -82,42 +69,3 @@ def kept_state(path: Path, spec: RunSpec, data_hash: str) -> tuple[dict[str, Any
     if state["origin"]["data"] != data_hash:
         raise UserError(f"{start.run} was trained on other data than {spec.id} is")
     return state, file_digest(file)
-
-
-def rank_weights(
-    model: torch.nn.Module, config: dict[str, Any], task: Any, device: torch.device
-) -> None:
-    """Score a model's weights on the first batches; `sparse_lib` finds the scores at the weights.
-
-    Norms that start at zero count as one for the scores. They close residual branches, so that no
-    gradient reaches the weights inside, which would all score zero.
-
-    Args:
-        model: fresh, on its device, whole in this process; stays as it is.
-        config: of the sparsity, with an ``init_method`` that ranks weights.
-    """
-    twin = copy.deepcopy(model).train()  # forward passes change running statistics
-    for module in twin.modules():
-        gain = getattr(module, "weight", None)
-        if isinstance(module, NORMS) and gain is not None and not gain.any():
-            torch.nn.init.ones_(gain)
-    probe = configure({**config, "init_method": "random", "distribution": None})
-    assert probe is not None
-    probe.apply(copy.deepcopy(model))
-    masked = probe.sparse_params
-    batches = [over(task.batch(step), lambda part: part.to(device)) for step in range(NUM_BATCHES)]
-
-    def loss() -> torch.Tensor:
-        return sum(task.loss(twin, batch) for batch in batches) / len(batches)
-
-    method, options = config["init_method"], {}
-    if method in ("force", "iterative-snip"):
-        sizes = [param.mask.numel() for param in masked.values()]
-        present = sum(int(param.mask.count_nonzero()) for param in masked.values())
-        options["sparsity"] = 1 - present / sum(sizes)
-    state = torch.get_rng_state()
-    scores = at_init.rank(twin, loss, method, params=list(masked), **options)
-    torch.set_rng_state(state)
-    weights = dict(model.named_parameters())
-    for name, score in scores.items():
-        keep_score(weights[name], method, score)

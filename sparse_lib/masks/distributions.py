@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparse_lib.checks import check_arguments, check_finite, check_fraction, closest
 from sparse_lib.masks.counts import allot, num_nonzero, num_true
-from sparse_lib.masks.init import SCORED, score_of
+from sparse_lib.masks.init import saliency
 from sparse_lib.masks.makers import make_masks_global_topk, visible_magnitude
 from sparse_lib.rules import Rules, rules_of
 
@@ -102,28 +102,21 @@ erk = functools.partial(er, kernels=True)
 
 
 def global_(
-    weights: Mapping[str, Tensor], sparsity: float, *, scores: Mapping[str, Tensor] | None = None
+    weights: Mapping[str, Tensor],
+    sparsity: float,
+    *,
+    score: Callable[[Tensor], Tensor] = visible_magnitude,
 ) -> dict[str, float]:
-    """Sparsities from pruning all tensors together by magnitude or scores: each keeps one at least.
+    """Sparsities from pruning all tensors together by a score: each keeps one weight at least.
 
-    An algorithm's ``distribution="global"`` ranks so whatever its own criterion is.
+    An algorithm's ``distribution="global"`` ranks by magnitude whatever its own criterion is.
     """
     check_fraction(sparsity, "sparsity")
-    ranked = scores or {n: visible_magnitude(weight) for n, weight in weights.items()}
-    masks = make_masks_global_topk(ranked, sparsity)
+    masks = make_masks_global_topk({n: score(weight) for n, weight in weights.items()}, sparsity)
     return {
         name: 1.0 - num_true(mask) / mask.numel() if mask.numel() else float(sparsity)
         for name, mask in masks.items()
     }
-
-
-def _scored(method: str) -> Callable[..., dict[str, float]]:
-    def by_score(weights: Mapping[str, Tensor], sparsity: float) -> dict[str, float]:
-        """Sparsities from pruning all tensors together by a score; see `score_of`."""
-        scores = {name: score_of(weight, method) for name, weight in weights.items()}
-        return global_(weights, sparsity, scores=scores)
-
-    return by_score
 
 
 def from_map(
@@ -179,7 +172,7 @@ DISTRIBUTIONS: dict[str, Callable[..., dict[str, float]]] = {
     "er": er,
     "erk": erk,
     "global": global_,
-    **{name: _scored(name) for name in SCORED},
+    "snip": functools.partial(global_, score=saliency),
     "map": from_map,
 }
 

@@ -26,7 +26,7 @@ class BestScores:
     """First masks that keep the weights with the highest scores, in the exact number.
 
     ``method`` is ``"random"``, ``"topk"`` (magnitudes), ``"balanced-topk"`` (equally many of the
-    largest weights in each output) or one of `SCORED`.
+    largest weights in each output) or ``"snip"`` (saliencies).
     """
 
     method: str
@@ -50,8 +50,8 @@ class BestScores:
         """
         if self.method == "random":
             score = random_score(param, generator)
-        elif self.method in SCORED:
-            score = score_of(param, self.method)
+        elif self.method == "snip":
+            score = saliency(param)
         else:
             score = visible_magnitude(param)
         shaper = score_shaper or self.default_shaper
@@ -115,35 +115,13 @@ def _spread(counts: Tensor, num_columns: int, device: torch.device) -> Tensor:
     return (column + 1) * share // max(1, num_columns) > column * share // max(1, num_columns)
 
 
-_SCORE = "_initial_score"
+def saliency(param: Tensor) -> Tensor:
+    """``abs(weight * gradient)``, how much the loss changes when a weight is removed.
 
-#: Methods whose scores `sparse_lib.masks.at_init.rank` leaves with the weights.
-SCORED = ("snip", "grasp", "force", "iterative-snip")
-
-
-def keep_score(param: Tensor, method: str, score: Tensor) -> None:
-    """Leave a score with a weight, for the init method and the distribution of a name."""
-    setattr(param, _SCORE, (method, score.detach()))
-
-
-def score_of(param: Tensor, method: str) -> Tensor:
-    """The score that `keep_score` left with a weight, of its shape.
-
-    For ``"snip"`` a gradient will do, of a first batch of the dense model: ``abs(weight *
-    gradient)``, how much the loss changes when a weight is removed (equation 5, without its scale,
-    of Lee et al., "SNIP: single-shot network pruning based on connection sensitivity", 2019).
-
-    Raises:
-        ValueError: If there is none of this method.
+    Equation 5, without its scale, of Lee et al., "SNIP: single-shot network pruning based on
+    connection sensitivity", 2019. ValueError without a gradient, of a first batch of the dense
+    model.
     """
-    known, score = getattr(param, _SCORE, (None, None))
-    if known == method and score is not None and score.shape == param.shape:
-        return score.to(param.device)
-    if method != "snip":
-        raise ValueError(
-            f"init_method or distribution {method!r} needs scores: call "
-            f"sparse_lib.masks.at_init.rank(model, loss, {method!r}) before the masks are made"
-        )
     if param.grad is None:
         raise ValueError(
             "init_method or distribution 'snip' needs gradients: call loss.backward() on a dense "
@@ -152,7 +130,7 @@ def score_of(param: Tensor, method: str) -> Tensor:
     return (param.detach() * param.grad.detach()).abs()
 
 
-_BY_SCORE = ("random", "topk", "balanced-topk", *SCORED)
+_BY_SCORE = ("random", "topk", "balanced-topk", "snip")
 INIT_METHODS: dict[str, InitMethod] = {name: BestScores(name) for name in _BY_SCORE}
 INIT_METHODS |= {"from_zeros": from_zeros, "checkerboard": checkerboard}
 

@@ -19,7 +19,7 @@ from experiments.findings.estimate import (
     judge,
     pooled,
 )
-from experiments.findings.pool import Effect, kendall, random_effects
+from experiments.findings.pool import Effect, random_effects
 
 
 def arm(name, model="m"):
@@ -133,10 +133,3 @@ def test_effects_and_their_spread_are_pooled_as_of_dersimonian_and_laird():
     assert found.spread**2 == pytest.approx((q - 2) * v / 2)
     assert found.mean == pytest.approx(2.0)
     assert found.low < 2 < found.high
-
-
-def test_order_of_methods_is_a_rank_correlation():
-    means = {"static": 70.0, "set": 72.0, "rigl": 74.0, "gmp": 73.0}
-    for sign in (1, -1):  # one of six pairs is turned round
-        assert kendall([*means], means, sign)[0] == pytest.approx(sign * 4 / 6)
-    assert math.isnan(kendall(["static", "set"], means, 1)[0])

@@ -54,8 +54,8 @@ def test_small_layers_first_and_last_rules_and_one_ranking_by_hand():
     assert sparsities == {"a": 0.0, "b": 1 - 192 / 400}
     weights = {"a": torch.full((4, 4), 2.0), "b": torch.full((4, 4), -1.0)}
     assert global_(weights, 0.5) == {"a": 1 / 16, "b": 15 / 16}  # b keeps at least one
-    scores = {"a": torch.zeros(4, 4), "b": torch.ones(4, 4)}
-    assert global_(weights, 0.25, scores=scores) == {"a": 0.5, "b": 0.0}
+    weights["a"].grad, weights["b"].grad = torch.zeros(4, 4), -torch.ones(4, 4)
+    assert distribute("snip", weights, 0.25) == {"a": 0.5, "b": 0.0}
     assert uniform(SHAPES, 0.9, first=0, last=0.8) == {
         "conv1": 0, "conv2": 0.9, "conv3": 0.9, "fc": 0.8,
     }  # fmt: skip
