@@ -25,7 +25,6 @@ _SAME_SIZE_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.in
 # Words of a mask are kept for tensors up to this size: a step is faster by them, and small tensors
 # are what a cache holds. Of larger ones they would be the largest part of what a mask costs.
 LARGE = 2**20
-_CHUNK = 2**16
 _GUARDS = "_mask_guards"
 _WANTS_DENSE = "_needs_dense_gradient"
 
@@ -48,10 +47,8 @@ def all_guards(model: nn.Module) -> list[MaskGuard]:
 class MaskGuard:
     """Masks one parameter, its gradient and its optimizer states.
 
-    Zeros are *selected*, in the bits of a value taken as an integer: a NaN or an infinity where
-    the mask is zero becomes zero. On a CPU by a bitwise AND with words of all ones or all zeros,
-    elsewhere by a product with words that are one or zero, of which many take one call
-    (`mask_together`).
+    Zeros are *selected*, by a product of the bits of a value, taken as an integer, with one or
+    zero: a NaN or an infinity where the mask is zero becomes zero.
     """
 
     def __init__(self, module: nn.Module, name: str) -> None:
@@ -208,11 +205,11 @@ class MaskGuard:
         elif integer is None or tensor.is_complex():
             tensor.masked_fill_(mask.to(tensor.device).logical_not(), 0)
         elif tensor.numel() > LARGE:
-            select_large(tensor.view(integer), mask.to(tensor.device))
-        elif is_on_cpu(tensor):
-            tensor.view(integer).bitwise_and_(self._words_for(integer, tensor))
-        else:
+            tensor.view(integer).mul_(mask.to(tensor.device))
+        elif not tensor.is_cpu:
             return tensor.view(integer), self._words_for(integer, tensor)
+        else:
+            tensor.view(integer).mul_(self._words_for(integer, tensor))
         return None
 
     def _words_for(self, integer: torch.dtype, tensor: Tensor) -> Tensor:
@@ -222,14 +219,12 @@ class MaskGuard:
             self._words.clear()
         elif version != mask._version:
             for stale in self._words.values():
-                fill(stale, mask)
+                stale.copy_(mask)
         self._words_of = (mask, mask._version)
         key = (tensor.element_size(), tensor.device)
-        words = self._words.get(key)
-        if words is None:
-            words = torch.empty_like(mask, device=tensor.device, dtype=integer)
-            self._words[key] = fill(words, mask)
-        return words
+        if key not in self._words:
+            self._words[key] = mask.to(tensor.device, integer)
+        return self._words[key]
 
     def touched_gradient(self) -> tuple[Tensor, ...]:
         """``param.grad`` where it has to be masked; empty if it obeys the mask, or is not to."""
@@ -508,28 +503,6 @@ def bytes_of_mask(weight: Tensor, *, changes: bool) -> int:
     """
     words = weight.element_size() if weight.numel() <= LARGE else 0
     return weight.numel() * (1 + changes + words)
-
-
-def select_large(bits: Tensor, mask: Tensor) -> None:
-    """Set integers to zero, in place, where a mask on their device is zero, without its words."""
-    if not is_on_cpu(bits) or not (bits.is_contiguous() and mask.is_contiguous()):
-        bits.mul_(mask)
-        return
-    bits, mask = bits.view(-1), mask.view(-1)
-    words = torch.empty(_CHUNK, dtype=bits.dtype, device=bits.device)
-    for start in range(0, bits.numel(), _CHUNK):
-        part = mask[start : start + _CHUNK]
-        bits[start : start + _CHUNK].bitwise_and_(words[: part.numel()].copy_(part).neg_())
-
-
-def is_on_cpu(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu"
-
-
-def fill(words: Tensor, mask: Tensor) -> Tensor:
-    """Make words of a mask: all bits or none on a CPU, one or zero elsewhere."""
-    words.copy_(mask)
-    return words.neg_() if is_on_cpu(words) else words
 
 
 def mask_together(selections: Iterable[tuple[MaskGuard, Tensor | Codes]]) -> None:
