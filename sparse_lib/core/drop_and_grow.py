@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
-from sparse_lib.core.parameter import SparseParameter
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_nonzero, num_true
 from sparse_lib.masks.makers import (
@@ -19,10 +18,7 @@ from sparse_lib.masks.makers import (
     make_mask_topk_sparsity,
     visible_magnitude,
 )
-from sparse_lib.masks.selection import comparable, select_together
 from sparse_lib.schedules import Lambda, Level, Updates, make_hyperparameter_schedule
-
-_MOST_TOGETHER = 2**26  # weights, of which an update needs some 20 bytes each
 
 
 class DropAndGrow(DynamicSparsityAlgorithm):
@@ -115,69 +111,6 @@ class DropAndGrow(DynamicSparsityAlgorithm):
             score = torch.where(mask & ~new, score, torch.nan)
             new = make_mask_grow_maximum(score, new, sparsity, **options)
         return new
-
-    def updates_together(self, sparse: SparseParameter) -> bool:
-        """Whether masks of one size are made together, which takes fewer waits on a GPU."""
-        p = sparse.param
-        return p.is_cuda and p.dtype is not torch.float64 and not shards.is_sharded(p)
-
-    def new_masks(
-        self, params: Mapping[str, SparseParameter], targets: Mapping[str, float]
-    ) -> Iterable[tuple[str, Tensor]]:
-        """As `DynamicSparsityAlgorithm.new_masks`; see `updates_together`."""
-        rules = ("update_mask", "drop_score")
-        is_plain = all(getattr(type(self), rule) is getattr(DropAndGrow, rule) for rule in rules)
-        rest, sizes = dict(params), dict[int, list[str]]()
-        for name, sparse in params.items():
-            if is_plain and self.score_shaper is None and self.updates_together(sparse):
-                sizes.setdefault(max(sparse.param.numel(), 1), []).append(name)
-        for size, names in sizes.items():
-            most = max(1, _MOST_TOGETHER // size)
-            for first in range(0, len(names), most):
-                chosen = {name: params[name] for name in names[first : first + most]}
-                for name, mask in self._masks_together(chosen, targets):
-                    del rest[name]
-                    yield name, mask
-        yield from super().new_masks(rest, targets)
-
-    def _masks_together(
-        self, params: Mapping[str, SparseParameter], targets: Mapping[str, float]
-    ) -> Iterator[tuple[str, Tensor]]:
-        """New masks of tensors of one size, but for those that lack scores that are numbers."""
-
-        def stacked(method: str) -> Tensor:
-            scores = (self.checked_score(method, sparse.param) for sparse in params.values())
-            return torch.stack([comparable(score).flatten() for score in scores])
-
-        def on_device(counts: list[int]) -> Tensor:
-            return torch.tensor(counts, device=masks.device)
-
-        by_score = type(self).grow is DropAndGrow.grow
-        growth = stacked("grow_score") if by_score else None
-        if growth is not None and growth.dtype is not torch.float32:
-            return
-        masks = torch.stack([sparse.mask.flatten() for sparse in params.values()])
-        wanted = [self.rules.count(targets[name], masks.shape[1]) for name in params]
-        present = masks.sum(1).tolist()
-        counts = [self.rules.count(self.drop_fraction, count) for count in present]
-        if self.rules.meets_target:
-            counts = [min(pair) for pair in zip(counts, wanted, strict=True)]
-        kept = select_together(stacked("drop_score"), masks, on_device(counts))
-        if growth is not None:
-            missing = [max(0, most - count) for most, count in zip(wanted, counts, strict=True)]
-            new = select_together(growth, ~kept, on_device(missing)).logical_or_(kept)
-        else:
-            rows = zip(params.items(), kept, counts, strict=True)
-            grown = (
-                self.grow(sparse.param, row.view_as(sparse.param), count, targets[name])
-                for (name, sparse), row, count in rows
-            )
-            new = torch.stack([mask.flatten() for mask in grown])
-        enough = map(min, present, wanted)
-        found = zip(params.items(), new, new.sum(1).tolist(), enough, strict=True)
-        for (name, sparse), mask, count, least in found:
-            if count >= least:
-                yield name, mask.view_as(sparse.param)
 
     def grow(self, p: Tensor, kept: Tensor, count: int, sparsity: float) -> Tensor:
         """Add those of the best `grow_score` to ``count`` weights of ``kept`` up to a sparsity."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparse_lib.layers import Layout
 from sparse_lib.masks import shards
-from sparse_lib.masks.counts import num_true, num_true_later, settled
+from sparse_lib.masks.counts import num_true
 
 if TYPE_CHECKING:
     from sparse_lib.core.parameter import SparseParameter
@@ -70,16 +70,12 @@ class MaskHistory:
         if self._flags.device != old.device:
             self._flags = self._flags.to(old.device)  # the model has moved
         newest = self._with(_NEW)
-        counts = [num_true_later(newest)]
+        self.num_grown += num_true(newest)
         shards.local(newest).logical_and_(mine[1])
+        self.num_survived += num_true(newest)
         grown = before.bitwise_xor(1).bitwise_and_(after)
         added = shards.as_shard(grown.view(torch.bool), old)
-        newly, survived, added_now, present = settled(
-            [*counts, num_true_later(newest), num_true_later(added), num_true_later(new)]
-        )
-        self.num_grown += newly
-        self.num_survived += survived
-        self.churn = _ratio(added_now, present)
+        self.churn = _ratio(num_true(added), num_true(new))
         self.num_updates += 1
         flags = shards.local(self._flags)
         flags.bitwise_and_(after.mul(_ALWAYS).bitwise_or_(_EVER))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from sparse_lib.masks import shards
@@ -38,20 +37,6 @@ def num_true(mask: Tensor) -> int:
     if mask.device.type == "cpu":
         return int(np.count_nonzero(mask.numpy()))
     return int(mask.count_nonzero())
-
-
-def num_true_later(mask: Tensor) -> int | Tensor:
-    """`num_true`, or a scalar tensor where the host would wait for it; for `settled`."""
-    return mask.count_nonzero() if mask.is_cuda and not shards.is_sharded(mask) else num_true(mask)
-
-
-def settled(counts: Iterable[int | Tensor]) -> list[int]:
-    """Counts by `num_true_later` as integers; the host waits once for all of them."""
-    found = list(counts)
-    if any(isinstance(count, Tensor) for count in found):
-        numbers: list[int] = torch.stack([torch.as_tensor(count) for count in found]).tolist()
-        return numbers
-    return [int(count) for count in found]
 
 
 def allot(

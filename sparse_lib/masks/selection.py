@@ -97,75 +97,28 @@ def _order_of_ties(
     return draw.argsort(-1).to(device)
 
 
-def select_together(values: Tensor, among: Tensor, keep: Tensor) -> Tensor:
-    """`select` in many large pools at once, the lower index first among equals, as a GPU likes it.
-
-    Nothing is sorted, and the host waits for nothing: the threshold of each pool is found bit by
-    bit, from counts of the scores that are above it. ``values`` are float32 and ``among`` bool,
-    both [pools, n]; ``keep`` is int64 [pools].
-    """
-    usable = values.isnan().logical_not_().logical_and_(among)
-    bits = (values + 0.0).view(torch.int32)  # minus zero becomes zero
-    keys = bits.bitwise_xor_((bits >> 31).bitwise_and_(2**31 - 1))  # in the order of the scores
-    keys.masked_fill_(~usable, -(2**31))
-    keep = keep.unsqueeze(1)
-    threshold = torch.full_like(keep, -(2**31))
-    for bit in reversed(range(32)):
-        higher = threshold + 2**bit
-        enough = (keys >= higher.to(torch.int32)).sum(1, keepdim=True) >= keep
-        threshold = torch.where(enough, higher, threshold)
-    threshold = threshold.to(torch.int32)
-    chosen = (keys >= threshold).logical_and_(usable)
-    ties = (keys == threshold).logical_and_(chosen)
-    last = ties.sum(1, keepdim=True) - (chosen.sum(1, keepdim=True) - keep)
-    surplus = (ties.cumsum(1, dtype=torch.int32) > last).logical_and_(ties)
-    return chosen.logical_and_(surplus.logical_not_())
-
-
 def kth_largest(
     values: np.ndarray, among: np.ndarray | None, keep: int, num_candidates: int
 ) -> np.floating:
     """The ``keep``-th largest of some values; minus infinity if there are fewer but for NaN.
 
-    A sample brackets it, and only what lies between is sorted. The bracket's ends, being values
-    that occur, are examined first: that makes masses of equal scores (zeros) the easy case, which
-    for quick select is the hard one. Where the sample misleads, the search goes on outside.
+    A sample brackets it, and only what lies between is sorted, or all where the sample misleads.
     ``num_candidates`` of the values [n] count (NaN included): those of ``among``, or all.
     """
-    if values.size <= _SMALL or num_candidates <= _SMALL // 8:
-        candidates = values if among is None else values[among]
-        ranked = np.sort(candidates[~np.isnan(candidates)])
-        return ranked[-keep] if keep <= ranked.size else values.dtype.type(-math.inf)
-
-    low, high = _bracket(values, among, keep / num_candidates)
-
-    def where(mask: np.ndarray) -> tuple[np.ndarray, int]:
+    if values.size > _SMALL and num_candidates > _SMALL // 8:
+        low, high = _bracket(values, among, keep / num_candidates)
+        above, inside = values > high, values >= low
         if among is not None:
-            mask &= among
-        return mask, int(np.count_nonzero(mask))
-
-    above, num_above = where(values > high)
-    if keep <= num_above:
-        return kth_largest(values[above], None, keep, num_above)
-    inside, num_from_low = where(values >= low)
-    if keep > num_from_low:
-        below, num_below = where(values < low)
-        if keep - num_from_low > num_below:
-            return values.dtype.type(-math.inf)
-        return kth_largest(values[below], None, keep - num_from_low, num_below)
-    inside ^= above
-    num_inside = num_from_low - num_above
-    if num_inside > values.size // 8:
-        num_from_high = where(values >= high)[1]
-        if keep <= num_from_high:
-            return high
-        inside, num_above_low = where(values > low)
-        if keep > num_above_low:
-            return low
-        inside &= values < high
-        num_above, num_inside = num_from_high, num_above_low - num_from_high
-    between = values[np.flatnonzero(inside)]  # of a few, faster than by mask
-    return kth_largest(between, None, keep - num_above, num_inside)
+            above &= among
+            inside &= among
+        num_above = int(np.count_nonzero(above))
+        inside ^= above
+        between = np.sort(values[np.flatnonzero(inside)])  # of a few, faster than by mask
+        if num_above < keep <= num_above + between.size:
+            return between[num_above - keep]
+    candidates = values if among is None else values[among]
+    ranked = np.sort(candidates[~np.isnan(candidates)])
+    return ranked[-keep] if keep <= ranked.size else values.dtype.type(-math.inf)
 
 
 def _bracket(
@@ -200,14 +153,12 @@ def _select_rows(
     valid = ~values.isnan()
     if among is not None:
         valid.logical_and_(among)
-    # -inf is a legal score, so validity is the primary key and the score the secondary one.
-    filled = values.masked_fill(~valid, -math.inf)
+    # -inf is a legal score, which comes before those that do not count.
+    filled = values.nan_to_num(posinf=math.inf).masked_fill(~valid, -math.inf)
     order = _order_of_ties(tuple(values.shape), values.device, generator)
     if order is not None:
         filled, valid = filled.gather(-1, order), valid.gather(-1, order)
     ranking = filled.sort(dim=-1, descending=True, stable=True).indices
-    by_validity = valid.gather(-1, ranking).sort(dim=-1, descending=True, stable=True).indices
-    ranking = ranking.gather(-1, by_validity)
     places = torch.arange(values.shape[-1], device=values.device)
     taken = places.expand_as(ranking) < keeps.unsqueeze(-1)
     chosen = torch.zeros_like(valid).scatter_(-1, ranking, taken).logical_and_(valid)

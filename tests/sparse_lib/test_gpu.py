@@ -1,7 +1,4 @@
-"""Masks on each device are those of the CPU, and the host waits for a GPU at few places.
-
-Without a GPU its ways are taken on the CPU.
-"""
+"""Masks on a GPU are those of the CPU, and the host waits for it at few places."""
 
 import copy
 
@@ -12,9 +9,6 @@ import sparse_lib as sl
 from sparse_lib.conformance import Case, expect_enforced, make_model
 from sparse_lib.core.registry import algorithm_classes
 from tests.cases import ALGORITHMS, driven
-
-#: On a GPU, and with all masks made together, as one makes them.
-WAYS = ["together", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 def masks_over_updates(name, model, device):
@@ -36,15 +30,13 @@ def masks_over_updates(name, model, device):
     return found
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_masks_of_each_way_are_those_made_one_by_one_on_a_cpu(name, way, monkeypatch):
+def test_masks_on_a_gpu_are_those_of_a_cpu(name):
     model = torch.nn.Sequential(make_model(0), make_model(1), make_model(2))
     expected = masks_over_updates(name, model, "cpu")
     assert name == "acdc" or any(not mask.all() for mask in expected[-1].values())
-    if way == "together":
-        monkeypatch.setattr(sl.DropAndGrow, "updates_together", lambda *_: True)
-    found = masks_over_updates(name, model, "cuda" if way == "cuda" else "cpu")
+    found = masks_over_updates(name, model, "cuda")
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
@@ -93,16 +85,3 @@ def test_the_host_waits_for_nothing_between_updates(make, waits):
     waits.clear()
     step()
     assert not waits
-
-
-def test_the_host_waits_as_often_for_many_masks_as_for_few(waits, monkeypatch):
-    monkeypatch.setattr(sl.DropAndGrow, "updates_together", lambda *_: True)
-    found = []
-    for num_layers in (2, 6):
-        step = make_step(sl.RigL(0.5, update={"freq": 2}, seed=0), num_layers)
-        for _ in range(3):
-            step()
-        waits.clear()
-        step()
-        found.append(list(waits))
-    assert 0 < len(found[0]) < 5 and found[0] == found[1]
