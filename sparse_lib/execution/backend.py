@@ -3,7 +3,7 @@
 import copyreg
 import functools
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from torch import nn
@@ -18,32 +18,7 @@ EXECUTIONS = ("dense", "skip")
 
 @dataclass
 class Backend:
-    """How masked layers are executed; made by `backend`, whose arguments it holds."""
-
-    name: str
-    strict: bool = False
-    crossover: float | None = None
-    costs: Costs | None = None
-    _noticed: set[tuple[str, str]] = field(default_factory=set, repr=False)
-
-    def notice(self, layer: str, reason: str) -> None:
-        """Says once that a layer runs masked dense; raises if `strict`."""
-        message = f"layer {layer!r} runs masked dense: {reason}"
-        if self.strict:
-            raise ValueError(message)
-        if (layer, reason) not in self._noticed:
-            self._noticed.add((layer, reason))
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
-
-
-def backend(
-    name: str,
-    *,
-    strict: bool = False,
-    crossover: float | None = None,
-    costs: Costs | None = None,
-) -> Backend:
-    """Chooses how masked layers are executed.
+    """How masked layers are executed.
 
     Args:
         name: `"skip"` (the masked work is not done; CPU, float32 or bfloat16) or `"dense"` (masked
@@ -58,14 +33,35 @@ def backend(
         TypeError: The crossover is no number, ``costs`` no `Costs`, or ``strict`` no bool.
         ValueError: The name is unknown, or the crossover is not in [0, 1].
     """
-    if name not in EXECUTIONS:
-        raise ValueError(f"backend must be {' or '.join(map(repr, EXECUTIONS))}, got {name!r}")
-    if crossover is not None and not 0 <= check_finite(crossover, "crossover") <= 1:
-        raise ValueError(f"crossover must be in [0, 1], got {crossover!r}")
-    if costs is not None and not isinstance(costs, Costs):
-        raise TypeError(f"costs must be sparse_lib.device.Costs, got {costs!r}")
-    check_bool(strict, "strict")
-    return Backend(name, strict, crossover, costs)
+
+    name: str
+    _: KW_ONLY
+    strict: bool = False
+    crossover: float | None = None
+    costs: Costs | None = None
+    _noticed: set[tuple[str, str]] = field(default_factory=set, repr=False, init=False)
+
+    def __post_init__(self) -> None:
+        name, crossover, costs = self.name, self.crossover, self.costs
+        if name not in EXECUTIONS:
+            raise ValueError(f"backend must be {' or '.join(map(repr, EXECUTIONS))}, got {name!r}")
+        if crossover is not None and not 0 <= check_finite(crossover, "crossover") <= 1:
+            raise ValueError(f"crossover must be in [0, 1], got {crossover!r}")
+        if costs is not None and not isinstance(costs, Costs):
+            raise TypeError(f"costs must be sparse_lib.device.Costs, got {costs!r}")
+        check_bool(self.strict, "strict")
+
+    def notice(self, layer: str, reason: str) -> None:
+        """Says once that a layer runs masked dense; raises if `strict`."""
+        message = f"layer {layer!r} runs masked dense: {reason}"
+        if self.strict:
+            raise ValueError(message)
+        if (layer, reason) not in self._noticed:
+            self._noticed.add((layer, reason))
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+backend = Backend  # as scripts write it
 
 
 def compile(model: nn.Module, backend: Backend | str = "skip") -> nn.Module:
@@ -83,7 +79,7 @@ def compile(model: nn.Module, backend: Backend | str = "skip") -> nn.Module:
 
     Args:
         model: Any module; sparsity may be applied to it before or later.
-        backend: From `backend`, or its name.
+        backend: A `Backend` or its name.
 
     Raises:
         TypeError: The model is no module, or the backend neither a `Backend` nor a name.
@@ -92,7 +88,7 @@ def compile(model: nn.Module, backend: Backend | str = "skip") -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    backend = globals()["backend"](backend) if isinstance(backend, str) else backend
+    backend = Backend(backend) if isinstance(backend, str) else backend
     if not isinstance(backend, Backend):
         raise TypeError(f"backend must be a Backend or a name, got {type(backend).__name__}")
     skip = backend.name == "skip"

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from sparse_lib import tables
 from sparse_lib.execution import kernels
-from sparse_lib.execution.backend import Backend, backend
+from sparse_lib.execution.backend import Backend
 from sparse_lib.execution.costs import worth_skipping
 from sparse_lib.execution.layers import skipping_mixin
 from sparse_lib.execution.products import reason_for_dense
@@ -50,7 +50,7 @@ def explain(model: nn.Module, backend_or_name: Backend | str = "skip") -> Explan
     Returns:
         A row for each weight that may have a mask, in module order.
     """
-    chosen = backend(backend_or_name) if isinstance(backend_or_name, str) else backend_or_name
+    chosen = Backend(backend_or_name) if isinstance(backend_or_name, str) else backend_or_name
     model = model.__dict__.get("_original", model)
     masks = {
         id(param): mask
