@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -137,14 +136,3 @@ def export_with_masks(model: nn.Module) -> State:
     """As `export_dense`, with ``<name>.bitmask``, the mask as bits, beside each weight."""
     masks = {f"{name}.bitmask": to_bits(mask) for name, mask in masks_of(model).items()}
     return {**export_dense(model), **masks}
-
-
-def compare(weights: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> None:
-    if set(weights) != set(reference):
-        differing = sorted(set(weights) ^ set(reference))
-        raise ValueError(f"state and model differ in the names {differing}")
-    for name, tensor in reference.items():
-        other = weights[name].to(tensor.device)
-        same = other.dtype == tensor.dtype and other.shape == tensor.shape
-        if not same or bool(((other != tensor) & ~(other.isnan() & tensor.isnan())).any()):
-            raise ValueError(f"state and model differ in the values of {name!r}")

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import importlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sparse_lib.checkpoint import exports
 from sparse_lib.checkpoint.names import State, masks_of
-from sparse_lib.checkpoint.states import split_known_state
+from sparse_lib.checkpoint.states import split_known_state, split_state
 from sparse_lib.checks import closest
 
 # Keys of a file's metadata: the names in which NaN means absent, and a digest of all tensors.
@@ -25,7 +25,7 @@ _NAN_IS_ABSENT, _DIGEST = "sparse_nan_is_absent", "sparse_sha256"
 
 @torch.no_grad()
 def export_safetensors(model: nn.Module, path: str | Path, *, layout: str = "dense") -> Path:
-    """Write one safetensors file, and check that what it holds is the model.
+    """Write one safetensors file, with a digest of what it holds.
 
     Args:
         model: Model with or without masks.
@@ -39,7 +39,7 @@ def export_safetensors(model: nn.Module, path: str | Path, *, layout: str = "den
         The path.
 
     Raises:
-        ValueError: If the layout is unknown or the file does not agree with the model.
+        ValueError: If the layout is unknown, or of ``"nan"``, if a present weight is NaN.
         OSError: If the file cannot be written.
         ModuleNotFoundError: If safetensors is not installed.
     """
@@ -52,20 +52,14 @@ def export_safetensors(model: nn.Module, path: str | Path, *, layout: str = "den
     }
     if layout not in makers:
         raise ValueError(f"layout {layout!r} is unknown; {closest(str(layout), makers)}")
-    reference = exports.export_dense(model)
-    state = makers[layout](model)
-    contiguous = {name: tensor.contiguous().clone() for name, tensor in state.items()}
-    metadata = {
-        "format": "pt",
-        _NAN_IS_ABSENT: json.dumps(list(masks_of(model)) if layout == "nan" else []),
-    }
-    metadata[_DIGEST] = _digest(contiguous, metadata)
+    state = {name: tensor.contiguous().clone() for name, tensor in makers[layout](model).items()}
+    names = json.dumps(list(masks_of(model)) if layout == "nan" else [])
+    metadata = {"format": "pt", _NAN_IS_ABSENT: names}
+    metadata[_DIGEST] = _digest(state, metadata)
     try:
-        save_file(contiguous, str(path), metadata=metadata)
+        save_file(state, str(path), metadata=metadata)
     except _safetensors().SafetensorError as error:
         raise OSError(f"{path} cannot be written: {error}") from None
-    weights, _ = _read_safetensors(path, reference)
-    exports.compare(weights, reference)
     return Path(path)
 
 
@@ -82,7 +76,13 @@ def read_safetensors(path: str | Path) -> tuple[State, dict[str, Tensor]]:
         ValueError: If the file is damaged or its parts do not fit together; names file and key.
         OSError: If there is no such file, or it cannot be read.
     """
-    return _read_safetensors(path, ())
+    with opened(path) as file:
+        metadata = file.metadata() or {}
+        state = {name: file.get_tensor(name) for name in file.keys()}
+    try:
+        return _split_file(state, metadata)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 @contextlib.contextmanager
@@ -101,16 +101,6 @@ def opened(path: str | Path) -> Iterator[Any]:
         raise
 
 
-def _read_safetensors(path: str | Path, known: Collection[str]) -> tuple[State, dict[str, Tensor]]:
-    with opened(path) as file:
-        metadata = file.metadata() or {}
-        state = {name: file.get_tensor(name) for name in file.keys()}
-    try:
-        return _split_file(state, metadata, known)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
 def _safetensors(module: str = "") -> Any:
     try:
         return importlib.import_module(f"safetensors.{module}".rstrip("."))
@@ -120,20 +110,18 @@ def _safetensors(module: str = "") -> Any:
         ) from None
 
 
-def _split_file(
-    state: State, metadata: Mapping[str, str], known: Collection[str]
-) -> tuple[State, dict[str, Tensor]]:
+def _split_file(state: State, metadata: Mapping[str, str]) -> tuple[State, dict[str, Tensor]]:
     """Weights and masks of a file's tensors and metadata; ValueError if they do not fit."""
     if _DIGEST in metadata and metadata[_DIGEST] != _digest(state, metadata):
         raise ValueError(f"the tensors do not have the digest {_DIGEST!r}; the file is damaged")
     if _NAN_IS_ABSENT not in metadata:
-        return split_known_state(state, known)
+        return split_state(state)
     text, names = metadata[_NAN_IS_ABSENT], None
     with contextlib.suppress(ValueError, RecursionError):
         names = json.loads(text)
     if not isinstance(names, list):
         raise ValueError(f"the metadata {_NAN_IS_ABSENT!r} must be a JSON list, not {text!r:.80}")
-    return split_known_state(state, known, names)
+    return split_known_state(state, (), names)
 
 
 def _digest(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
