@@ -10,7 +10,8 @@ import difflib
 import importlib
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any
 
 from sparse_lib.checks import SettingError, about_number, build, closest
 from sparse_lib.core.algorithm import SparsityAlgorithm
@@ -22,18 +23,11 @@ from sparse_lib.schedules import HyperParameterSchedule
 _OWN_KEYS = ("algorithm", "schedule", "param_filter")
 
 
-class Dialect(NamedTuple):
-    """Configs of another library: keys besides arguments of algorithms, and a translator.
+DIALECTS: dict[tuple[str, ...], Callable[[Mapping[str, Any]], Iterable[Mapping[str, Any]]]] = {}
+"""Translators of other libraries' dicts, by the keys that these have besides arguments.
 
-    It makes of a dict the dicts, of one algorithm each, that it stands for.
-    """
-
-    keys: tuple[str, ...]
-    translate: Callable[[Mapping[str, Any]], Iterable[Mapping[str, Any]]]
-
-
-DIALECTS: list[Dialect] = []
-"""Translators that each dict goes through; one passes over what is not of its dialect."""
+Each dict goes through all; they make of it the dicts, of one algorithm each, that it stands for.
+"""
 
 
 def configure(config: Any) -> Group | None:
@@ -86,8 +80,8 @@ def _members(config: Any) -> Iterator[tuple[Filter, SparsityAlgorithm]]:
             if not isinstance(key, str):
                 raise SettingError(f"keys of a sparsity config must be strings, not {key!r}")
         plain: list[Mapping[str, Any]] = [config]
-        for dialect in DIALECTS:  # of which each makes one dict, or several
-            plain = [made for one in plain for made in dialect.translate(one)]
+        for translate in DIALECTS.values():
+            plain = [made for one in plain for made in translate(one)]
         for one in plain:
             param_filter = one.get("param_filter")
             yield default_filter if param_filter is None else param_filter, make_algorithm(one)
@@ -162,8 +156,7 @@ def make_algorithm(config: Mapping[str, Any]) -> SparsityAlgorithm:
     allowed = constructor_keys(cls)
     for key in arguments:
         if key not in allowed:
-            others = {other for dialect in DIALECTS for other in dialect.keys}
-            hint = closest(key, {*allowed, *_OWN_KEYS, *others})
+            hint = closest(key, {*allowed, *_OWN_KEYS, *chain(*DIALECTS)})
             raise SettingError(f"{key!r} is no key for algorithm {cls.__name__!r}; {hint}")
     return build(cls, arguments, f"algorithm {name!r}")
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from sparse_lib.checks import SettingError
-from sparse_lib.configure import DIALECTS, Dialect
+from sparse_lib.configure import DIALECTS
 from sparse_lib.masks.shapers import InputGroupScoreShaper, OutputGroupScoreShaper
 
 DEFAULT_FREQ = 1000
@@ -132,4 +132,4 @@ def _split(pairs: Any) -> tuple[list[Any], list[Any]]:
     return [step for step, _ in pairs], [value for _, value in pairs]
 
 
-DIALECTS.append(Dialect(_KEYS, translate))
+DIALECTS[_KEYS] = translate
