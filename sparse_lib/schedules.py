@@ -38,15 +38,12 @@ class _Described:
 
     STATE: ClassVar[tuple[str, ...]] = ()
 
-    def _state_names(self) -> tuple[str, ...]:
-        return tuple(self.STATE)
-
     def described(self) -> str | None:
         """The schedule as text without its state; None for functions, and for classes of users."""
         is_own = type(self).__module__.startswith("sparse_lib.")
         if not is_own or any(map(callable, vars(self).values())):
             return None
-        return self._as_text(without=self._state_names())
+        return self._as_text(without=self.STATE)
 
     def _as_text(self, without: Sequence[str] = ()) -> str:
         names = [name for name in vars(self) if name[0] != "_" and name not in without]
@@ -116,11 +113,11 @@ class HyperParameterSchedule(_Described, ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """State to save; empty for functions of the step alone."""
-        return {name: copy.deepcopy(getattr(self, name)) for name in self._state_names()}
+        return {name: copy.deepcopy(getattr(self, name)) for name in self.STATE}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`; ValueError if a key is missing or unknown."""
-        expected = set(self._state_names())
+        expected = set(self.STATE)
         if set(state) != expected:
             raise ValueError(
                 f"state of {type(self).__name__} must have the keys {sorted(expected)}, "

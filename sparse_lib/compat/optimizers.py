@@ -34,6 +34,7 @@ class BaseHyperParameter(HyperParameterSchedule):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls.STATE = (*cls.STATE, *getattr(cls, "__state_slots__", ()))
         own = cls.__dict__.get("__call__")
         if own is not None:
             cls.__call__ = _with_tensors(own)  # type: ignore[method-assign]
@@ -45,9 +46,6 @@ class BaseHyperParameter(HyperParameterSchedule):
     def compute(self, step: int) -> float:
         """Value at a step that is no update step."""
         return self(step, False)
-
-    def _state_names(self) -> tuple[str, ...]:
-        return super()._state_names() + tuple(getattr(self, "__state_slots__", ()))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore ``state_dict``; see `HyperParameterSchedule`."""
