@@ -316,10 +316,6 @@ class SparsityAlgorithm(Applied):
             warn(f"{type(self).__name__} found no parameter to sparsify")
         return [(self, found)]
 
-    def nothing_to_mask(self) -> str:
-        """Why no parameter of a model was taken."""
-        return "no parameter is trainable or may be masked"
-
     # ------------------------------------------------------------------------------ for all uses
 
     @property

@@ -60,10 +60,6 @@ class Applied(ABC):
     def divide_model(self, model: nn.Module) -> list[tuple[SparsityAlgorithm, Found]]:
         """Each algorithm and the parameters of a model that it is to mask."""
 
-    @abstractmethod
-    def nothing_to_mask(self) -> str:
-        """Why no parameter of a model was taken."""
-
     @property
     def drives_optimizer(self) -> bool:
         """True if an optimizer's steps enforce and update the masks."""

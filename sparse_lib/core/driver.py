@@ -205,11 +205,10 @@ class Driver:
             raise TypeError(f"apply takes a torch optimizer, not {type(optimizer).__name__}")
         params = self.params
         if not params:
-            owner = self.owner
             raise ValueError(
                 "the algorithm was applied to a model of which it took no parameter, so its "
-                f"optimizer has nothing to mask: {owner.nothing_to_mask()}"
-                if self._models and owner is not None
+                "optimizer has nothing to mask"
+                if self._models
                 else "apply the algorithm to the model before its optimizer"
             )
         self._check_ties(params)

@@ -159,11 +159,6 @@ class Group(Applied):
                         warn(f"no parameter matches {glob!r}, {where}")
         return list(zip(self.algorithms, parts, strict=True))
 
-    def nothing_to_mask(self) -> str:
-        """Why no parameter of a model was taken."""
-        filters = ", ".join(_describe(param_filter) for param_filter, _ in self._members)
-        return f"none matches {filters}"
-
     def register_target_sparsity_hook(self, hook: Callable) -> list[Any]:
         """Register the hook on every member; returns a list of handles."""
         return [a.register_target_sparsity_hook(hook) for a in self.algorithms]
