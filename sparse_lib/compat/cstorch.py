@@ -29,10 +29,15 @@ importlib.import_module("sparse_lib.algorithms")
 
 
 class Backend:
-    """Where a model lives: a torch device, as a context manager too."""
+    """Where a model lives, by name: ``"CPU"``, ``"GPU"``, or ``"CSX"`` (the CPU here); any case.
+
+    Other arguments are taken, so that scripts run, and not used.
+    """
 
     def __init__(self, backend_type: str = "CPU", **_: Any) -> None:
         self.backend_type = str(backend_type).upper()
+        if self.backend_type not in ("CPU", "GPU", "CSX"):
+            raise ValueError(f"backend_type must be 'CPU', 'GPU' or 'CSX', not {backend_type!r}")
         if self.backend_type == "GPU" and not torch.cuda.is_available():
             raise ValueError("backend_type 'GPU' needs a CUDA device, and torch sees none")
         self.torch_device = torch.device("cuda" if self.backend_type == "GPU" else "cpu")
@@ -46,14 +51,7 @@ class Backend:
         return f"Backend({self.backend_type!r})"
 
 
-def backend(backend_type: str = "CPU", **kwargs: Any) -> Backend:
-    """A backend by name: ``"CPU"``, ``"GPU"``, or ``"CSX"`` (which runs on the CPU here); any case.
-
-    Other arguments are taken, so that scripts run, and not used.
-    """
-    if str(backend_type).upper() not in ("CPU", "GPU", "CSX"):
-        raise ValueError(f"backend_type must be 'CPU', 'GPU' or 'CSX', not {backend_type!r}")
-    return Backend(backend_type, **kwargs)
+backend = Backend
 
 
 def compile(model: nn.Module, backend: Backend | None = None) -> nn.Module:
