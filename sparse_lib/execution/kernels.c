@@ -64,7 +64,6 @@ typedef struct {
     void (*dot)(const Structure *, int64_t, int64_t, int64_t, const void *, const void *, float *,
                 int64_t);
     void (*add_sums)(const void *, int64_t, float *);
-    void (*hash)(const uint8_t *, int64_t, uint64_t *);
 } Kernels;
 
 /* Chains of a fingerprint, each of words of eight bytes. */
@@ -339,21 +338,14 @@ int processor(char *vendor)
     return family;
 }
 
-#if defined(__x86_64__)
-/* AMD's family, 25 for Zen 4 and 26 for Zen 5, or 0 for another vendor; asked once. */
-static int amd_family(void)
+/* AMD's family, 25 for Zen 4 and 26 for Zen 5, or 0 for another vendor; to ask takes long. */
+static int amd_family;
+__attribute__((constructor)) static void ask_processor(void)
 {
-    static int known = -1; /* threads that ask at once find the same */
-    int family = __atomic_load_n(&known, __ATOMIC_RELAXED);
-    if (family < 0) {
-        char vendor[13];
-        family = processor(vendor);
-        family = strcmp(vendor, "AuthenticAMD") ? 0 : family;
-        __atomic_store_n(&known, family, __ATOMIC_RELAXED);
-    }
-    return family;
+    char vendor[13];
+    int family = processor(vendor);
+    amd_family = strcmp(vendor, "AuthenticAMD") ? 0 : family;
 }
-#endif
 
 static const Kernels *choose(int lanes)
 {
@@ -364,7 +356,7 @@ static const Kernels *choose(int lanes)
     int middle = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     if (lanes >= 16 && wide) {
         if (lanes == 16)
-            lanes = amd_family() == 25 ? ONE_UNIT : amd_family() == 26 ? TWO_UNITS : WIDE_PANELS;
+            lanes = amd_family == 25 ? ONE_UNIT : amd_family == 26 ? TWO_UNITS : WIDE_PANELS;
         return lanes == ONE_UNIT    ? &kernels_avx512_narrow
                : lanes == TWO_UNITS ? &kernels_avx512_two
                                     : &kernels_avx512;
@@ -420,12 +412,18 @@ int choose_panel(int lanes) { return choose(lanes)->panel; }
 /* A 64-bit fingerprint of a mask, so that a change is seen however it was made. */
 uint64_t fingerprint(const uint8_t *mask, int64_t size)
 {
-    uint64_t h[HASHES], total = (uint64_t)size;
-    int64_t whole = size - size % (8 * HASHES);
+    uint64_t h[HASHES], word[HASHES], total = (uint64_t)size;
+    int64_t i = 0;
     for (int k = 0; k < HASHES; k++)
         h[k] = k + 1;
-    choose(16)->hash(mask, whole, h);
-    for (int64_t i = whole; i < size; i++)
+    for (; i + (int64_t)sizeof(word) <= size; i += sizeof(word)) {
+        memcpy(word, mask + i, sizeof(word));
+        for (int k = 0; k < HASHES; k++) {
+            h[k] = (h[k] ^ word[k]) * HASH_PRIME;
+            h[k] = h[k] << 29 | h[k] >> 35;
+        }
+    }
+    for (; i < size; i++)
         h[i % HASHES] = (h[i % HASHES] ^ mask[i]) * HASH_PRIME;
     for (int k = 0; k < HASHES; k++)
         total = (total ^ h[k]) * HASH_PRIME, total ^= total >> 29;
@@ -695,21 +693,19 @@ static void gather(const Kernels *k, const Structure *s, Dense weight, void *val
 {
     int64_t threads = omp_get_num_threads(), index = omp_get_thread_num();
     int64_t begin = num_nonzero(s) * index / threads, end = num_nonzero(s) * (index + 1) / threads;
-    const int32_t *position = s->position;
-    const float *whole = weight.data;
     const uint16_t *half = weight.data;
+#define EACH(to, number) \
+    for (int64_t i = begin; i < end; i++) \
+        ((to *)value)[i] = number
     if (k->half && weight.half)
-        for (int64_t i = begin; i < end; i++)
-            ((uint16_t *)value)[i] = half[position[i]];
+        EACH(uint16_t, half[s->position[i]]);
     else if (k->half)
-        for (int64_t i = begin; i < end; i++)
-            ((uint16_t *)value)[i] = narrow(whole[position[i]]);
+        EACH(uint16_t, narrow(((float *)weight.data)[s->position[i]]));
     else if (weight.half)
-        for (int64_t i = begin; i < end; i++)
-            ((float *)value)[i] = widen(half[position[i]]);
+        EACH(float, widen(half[s->position[i]]));
     else
-        for (int64_t i = begin; i < end; i++)
-            ((float *)value)[i] = whole[position[i]];
+        EACH(float, ((float *)weight.data)[s->position[i]]);
+#undef EACH
 }
 
 /* Writes one thread's share of a gradient, stored as the rows of `s`: sums, and zeros if dense. The
@@ -1196,23 +1192,9 @@ TARGET static void NAME(add_sums)(const void *panel, int64_t rows, float *sum)
     }
 }
 
-TARGET static void NAME(hash)(const uint8_t *bytes, int64_t size, uint64_t *hash)
-{
-    uint64_t h[HASHES], word[HASHES];
-    memcpy(h, hash, sizeof(h));
-    for (int64_t i = 0; i < size; i += sizeof(word)) {
-        memcpy(word, bytes + i, sizeof(word));
-        for (int k = 0; k < HASHES; k++) {
-            h[k] = (h[k] ^ word[k]) * HASH_PRIME;
-            h[k] = h[k] << 29 | h[k] >> 35;
-        }
-    }
-    memcpy(hash, h, sizeof(h));
-}
-
 static const Kernels NAME(kernels) = {
     LANES, PANEL, PANEL * sizeof(NUMBER), HALF, NAME(transpose_in),
-    NAME(transpose_out), NAME(multiply), NAME(dot), NAME(add_sums), NAME(hash)};
+    NAME(transpose_out), NAME(multiply), NAME(dot), NAME(add_sums)};
 
 #undef SUFFIX
 
