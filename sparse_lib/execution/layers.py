@@ -151,6 +151,8 @@ class Execution:
 class SparseLayer(nn.Module):
     """Mixin that gives a layer class a forward over its unmasked weights."""
 
+    weight: Tensor | None
+    bias: Tensor | None
     _execution: Execution
 
     def geometry(self) -> Rows | Windows | str:
@@ -158,15 +160,10 @@ class SparseLayer(nn.Module):
         return _ROWS
 
     def dense_forward(self, source: Tensor, weight: Tensor) -> Tensor:
-        return self.geometry().dense(source, weight, self.bias)  # type: ignore[union-attr, arg-type]
-
-    def _parameter(self, name: str) -> Tensor | None:
-        """A parameter, from the module's dictionary where it is there: attributes are slow."""
-        parameters = self._parameters
-        return parameters[name] if name in parameters else getattr(self, name)
+        return self.geometry().dense(source, weight, self.bias)  # type: ignore[union-attr]
 
     def forward(self, input: Tensor) -> Tensor:
-        source, weight, execution = input, self._parameter("weight"), self._execution
+        source, weight, execution = input, self.weight, self._execution
         if weight is None:
             raise RuntimeError(
                 f"layer {execution.name!r} was packed after the model was compiled; call the model "
@@ -179,7 +176,7 @@ class SparseLayer(nn.Module):
         mask = mask if mask.dtype is torch.bool else mask != 0
         compiles = execution.skip and _takes_operators()
         if compiles or (execution.skip and not is_watched()):
-            geometry, bias = self.geometry(), self._parameter("bias")
+            geometry, bias = self.geometry(), self.bias
             reason = products.reason_for_dense(source, weight, bias, mask)
             if reason is not None or isinstance(geometry, str):
                 if not compiles:
