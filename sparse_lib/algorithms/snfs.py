@@ -51,11 +51,7 @@ class SNFS(DropAndGrow):
     uses_dense_gradient: ClassVar[bool] = True
 
     def __init__(
-        self,
-        *args: Any,
-        momentum: float = 0.9,
-        redistribution: str = "none",
-        **kwargs: Any,
+        self, *args: Any, momentum: float = 0.9, redistribution: str = "none", **kwargs: Any
     ) -> None:
         self.momentum = check_fraction(momentum, "momentum")
         choices = ("none", "momentum")

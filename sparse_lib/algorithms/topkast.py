@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,8 +41,6 @@ class TopKAST(HiddenWeights):
             trains all weights (``B`` is everything).
         regularization: Factor of the exploration loss.
     """
-
-    needs_sparsity: ClassVar[bool] = True
 
     def __init__(
         self,
