@@ -472,12 +472,6 @@ void build(Structure *s, const uint8_t *mask)
 
 /* ---- packing ---- */
 
-static inline void add(float *restrict to, const float *restrict from, int64_t size)
-{
-    for (int64_t i = 0; i < size; i++)
-        to[i] += from[i];
-}
-
 #define MAX_PANEL 128
 
 /* Tokens that are consecutive in one output row of a sliding window. */
@@ -525,9 +519,7 @@ static void window(const View *v, int64_t token, int64_t num_tokens, float *pane
                 for (int64_t i = end; i < size; i++)
                     p[i] = 0.0f;
             }
-            if (step == 1 && add_back)
-                add(line + x + begin, p + begin, end - begin);
-            else if (step == 1)
+            if (step == 1 && !add_back)
                 copy(p + begin, line + x + begin, end - begin);
             else if (add_back)
                 for (int64_t i = begin; i < end; i++)
