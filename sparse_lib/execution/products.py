@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sparse_lib.execution import kernels
 from sparse_lib.execution.costs import Images
-from sparse_lib.flops.ledger import is_recording, record
+from sparse_lib.flops.ledger import record
 
 #: Elements of a dense weight that the kernels can number.
 MOST_WEIGHTS = 2**31 - 1
@@ -269,8 +269,7 @@ def multiply(source: Tensor, weight: Tensor, bias: Tensor | None, product: Produ
     view = geometry.source_view(numbers)
     bias = None if bias is None else bias.float().contiguous()
     forward.multiply(weight.contiguous(), view, geometry.target_view(target), bias)
-    if is_recording():
-        _report("forward", forward, view.tokens)
+    _report("forward", forward, view.tokens)
     return target.to(product.dtype)
 
 
@@ -309,11 +308,10 @@ def gradients(
         weight_gradient = kernels.gradients(forward, backward, weight, *views, bias_gradient)
     elif view is not None:
         backward.multiply(weight, target_view, view)
-    if is_recording():
-        if needs_source:
-            _report("input_gradient", forward, source_view.tokens)
-        if needs_weight:
-            _report("weight_gradient", forward, source_view.tokens, dense=dense)
+    if needs_source:
+        _report("input_gradient", forward, source_view.tokens)
+    if needs_weight:
+        _report("weight_gradient", forward, source_view.tokens, dense=dense)
     if dense:
         with _disable_current_modes():  # a ledger cannot assign these operators to a layer
             weight_gradient = geometry.weight_gradient(source, gradient, weight.shape)

@@ -85,11 +85,6 @@ def record(part: str, *, dense_flops: int, executed_flops: int) -> None:
         ledger.book(part, dense_flops, executed_flops)
 
 
-def is_recording() -> bool:
-    """True while a ledger listens, so that kernels may save themselves the counting."""
-    return bool(_active)
-
-
 def is_ledger(mode: Any) -> bool:
     """True if a dispatch mode is that of a ledger."""
     return isinstance(getattr(mode, "counter", None), Ledger)
