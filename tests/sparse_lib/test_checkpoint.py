@@ -126,25 +126,6 @@ def test_files_are_as_small_as_values_and_bits(dtype, bitmask, masks, tmp_path):
         assert torch.equal(checkpoint.read_safetensors(path)[0]["weight"], model.weight)
 
 
-def test_a_present_weight_that_is_nan_is_not_lost():
-    model = masked_network()
-    model[4].weight.data.fill_(math.nan)
-    with pytest.raises(ValueError, match="'4.weight' has a present weight that is NaN"):
-        checkpoint.export_nan(model)
-
-
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_absent_weights_of_float8_are_nan(dtype):
-    model, mask = nn.Linear(4, 4, bias=False), torch.eye(4).bool()
-    model.weight = nn.Parameter((model.weight.detach() * mask).to(dtype), requires_grad=False)
-    checkpoint.load_masks(model, {"weight": mask})
-    state = checkpoint.export_nan(model)
-    assert state["weight"].dtype == dtype and torch.equal(state["weight"].isnan(), ~mask)
-    weights, masks = checkpoint.split_state(state)
-    assert torch.equal(weights["weight"].float(), model.weight.float())
-    assert torch.equal(masks["weight"], mask)
-
-
 def peer_forms(model):
     """The same model as each relative would have saved it."""
     masks = {name: mask.clone() for name, mask in checkpoint.masks_of(model).items()}

@@ -177,7 +177,10 @@ def test_bits_that_fit_nothing_are_named(changes, words, tmp_path):
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float16, torch.bfloat16, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2],
+)
 @pytest.mark.parametrize("export", [sl.checkpoint.export_nan, sl.checkpoint.export_bitmask])
 def test_numbers_of_each_type_keep_every_bit(dtype, export):
     model = nn.Linear(2, 2, bias=False)

@@ -129,12 +129,6 @@ def test_signature_and_repr_show_the_settings_of_a_class():
     assert "RigL(sparsity=0.9, update=FreqSchedule(freq=100" in text
 
 
-@pytest.mark.parametrize("setting", [{"costs": -1}, {"strict": "no"}])
-def test_a_wrong_setting_of_the_device_is_named(setting):
-    with pytest.raises((ValueError, TypeError), match=f"^{next(iter(setting))} must be "):
-        sl.device.backend("skip", **setting)
-
-
 def of(algorithm="set", sparsity=0.5, **settings):
     return {"algorithm": algorithm, "sparsity": sparsity, **settings}
 
@@ -177,6 +171,19 @@ ERK = {"type": "erk"}
         *[(value, "'90%'; write 0.9") for value in ("90%", of("rigl", "90%"), of("gmp", ["90%"]))],
         (of("static", seed=1.5), "seed must be an integer or None, not 1.5"),
         (of("topkast", regularization=b"1"), "regularization must be a number"),
+        # Of older configs
+        ({"algorithm": "set", "type": "set"}, "give algorithm or type"),
+        ({"type": 3}, "algorithm must be a name, not 3"),
+        ({"type": "sideband", "schedule": 3}, "schedule is no key of type 'sideband'"),
+        ({"type": "gmp", "sparsity_schedule": [[1, 0.5]], "update": 2}, "stands alone"),
+        ({"type": "gmp", "sparsity_schedule": [1, 2]}, "must be a list of .step, sparsity."),
+        ({"type": "set", "sparsity": 0.5, "schedule": 2, "update": 3}, "not both"),
+        ({"sparsity": 0.5, "param_name_patterns": "("}, "is no regular expression"),
+        ({"sparsity": 0.5, "param_name_patterns": [3]}, "must hold regular expressions, not 3"),
+        ({"sparsity": 0.5, "param_name_patterns": {}}, "must not be empty"),
+        ({"param_name_patterns": {"x": 0.5}}, "'x'. must be a dict, not 0.5"),
+        ({"param_filter": "*", "param_name_patterns": "x"}, "not both"),
+        ({"sparsity": 0.5, "param_name_paterns": "x"}, "did you mean 'param_name_patterns'"),
     ],
 )
 def test_every_mistake_is_named(config, words):

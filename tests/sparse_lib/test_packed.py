@@ -23,6 +23,7 @@ from tests.sparse_lib.execution.test_backend import (
     add_mask,
     always,
     conv1d,
+    masked_model,
     relative_error,
     step,
     tied_layers,
@@ -192,15 +193,7 @@ def test_a_language_model_is_packed_trained_and_saved(tmp_path):
     torch.testing.assert_close(again(input_ids=tokens).logits, expected)
 
 
-def small():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
-    for layer in (model[0], model[2]):
-        add_mask(layer, 0.8)
-    return model
-
-
-SOURCE = torch.randn(5, 16, generator=torch.Generator().manual_seed(1))
+SOURCE = torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("skips", [True, False])
@@ -229,8 +222,8 @@ def test_packed_layers_count_as_what_they_were(skips, monkeypatch):
     ("change", "message"),
     (
         (lambda state: {"0.weight_mask": ~state["0.weight_mask"]}, "'0.weight_mask'"),
-        (lambda state: {"0.weight": state["0.weight"][:5]}, r"'0.weight'.*\(5, 16\)"),
-        (lambda state: {"0.weight": torch.ones(32, 16)}, "'0.weight' has weights where"),
+        (lambda state: {"0.weight": state["0.weight"][:5]}, r"'0.weight'.*\(5, 32\)"),
+        (lambda state: {"0.weight": torch.ones(24, 32)}, "'0.weight' has weights where"),
         (lambda _: {"0.bias": None}, "Missing key"),
         (lambda _: {"0.weight": None}, "Missing key"),
         (lambda _: {"0.weight_mask": None}, 'Missing key.*"0.weight_mask"'),
@@ -239,7 +232,7 @@ def test_packed_layers_count_as_what_they_were(skips, monkeypatch):
     ),
 )
 def test_a_state_dict_that_does_not_fit_is_refused(change, message):
-    model = small()
+    model = masked_model()
     pack(model)
     good = copy.deepcopy(model.state_dict())
     state = {key: value for key, value in (good | change(good)).items() if value is not None}
@@ -271,7 +264,7 @@ def test_layers_that_cannot_be_packed_stay():
 
 
 def test_torch_transforms_packed_layers_or_says_why_not():
-    model = small()
+    model = masked_model()
     reference = copy.deepcopy(model)
     pack(model)
     grad = torch.func.grad(lambda source: model(source).square().sum())(SOURCE)
@@ -302,12 +295,12 @@ def hooked(model):
 
 
 REFUSED = [
-    (lambda: pack([small()]), TypeError, "Module, not list"),
-    (lambda: pack(small()[0]), ValueError, "the module that holds this"),
-    (lambda: pack(small(), least_sparsity=2), ValueError, r"least_sparsity.*\[0, 1\].*2"),
-    (lambda: pack(compile(small())), ValueError, "compile made of it"),
-    (lambda: pack(small().to("meta")), ValueError, "meta device"),
-    (lambda: pack(hooked(small())), ValueError, "'2.weight' has hooks"),
+    (lambda: pack([masked_model()]), TypeError, "Module, not list"),
+    (lambda: pack(masked_model()[0]), ValueError, "the module that holds this"),
+    (lambda: pack(masked_model(), least_sparsity=2), ValueError, r"least_sparsity.*\[0, 1\].*2"),
+    (lambda: pack(compile(masked_model())), ValueError, "compile made of it"),
+    (lambda: pack(masked_model().to("meta")), ValueError, "meta device"),
+    (lambda: pack(hooked(masked_model())), ValueError, "'2.weight' has hooks"),
 ]
 
 
@@ -318,7 +311,7 @@ def test_what_cannot_be_packed_is_said(call, error, message):
 
 
 def test_twins_are_made_afterwards_and_nothing_is_packed_under_inference_mode():
-    model = small()
+    model = masked_model()
     twin = compile(model)
     with torch.inference_mode(), pytest.raises(ValueError, match="inference_mode"):
         pack(model)

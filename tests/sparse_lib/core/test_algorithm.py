@@ -234,25 +234,6 @@ def test_each_glob_of_a_list_that_matches_nothing_is_warned_of(globs, idle):
     ]
 
 
-MLP = {"algorithm": "set", "sparsity": 0.9, "param_filter": ["*mlp*weight", "*mlp*bias"]}
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: sl.Group({"*": sl.Static(0.5), lambda name, param: False: sl.SET(0.5)}),
-        lambda: sl.configure([{"sparsity": 0.3, "param_filter": "*attn*"}, MLP]),
-        lambda: sl.configure(0.75),
-    ],
-)
-def test_applying_from_the_model_is_bit_identical(make):
-    one = gpt2(n_layer=2)
-    two, first, second = copy.deepcopy(one), make(), make()
-    assert messages(one.apply, first) == messages(second.apply, two)
-    assert_equal(snapshot(one), snapshot(two))
-    assert list(first.sparse_params) == list(second.sparse_params)
-
-
 def trained(algorithm, steps=2):
     torch.manual_seed(0)
     model = nn.Linear(12, 8)

@@ -320,6 +320,8 @@ def test_bfloat16_is_as_near_to_the_truth_as_dense_bfloat16(layer, shape, autoca
         (lambda: backend("skip", crossover="a"), TypeError, "crossover.*'a'"),
         (lambda: compile(nn.Linear(1, 1), 3), TypeError, "backend.*int"),
         (lambda: compile(3), TypeError, "model.*int"),
+        (lambda: backend("skip", costs=-1), TypeError, "^costs must be "),
+        (lambda: backend("skip", strict="no"), TypeError, "^strict must be "),
     ],
 )
 def test_errors_name_the_key(call, error, message):

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from sparse_lib.algorithms.rigl import RigL
 from sparse_lib.execution import kernels
@@ -327,16 +326,6 @@ def test_fused_experts_by_hand(implementation):
 )
 def test_operators_by_hand(name, shapes, flops):
     assert FORMULAS[getattr(torch.ops.aten, name)](*shapes) == flops
-
-
-def test_checkpointing_counts_the_second_forward_pass():
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
-    with Ledger() as ledger:
-        x = torch.ones(3, 4, requires_grad=True)
-        checkpoint(model, x, use_reentrant=False).sum().backward()
-    cost = 2 * 3 * (4 * 8 + 8 * 2)
-    # The last layer need not be repeated: its output is saved nowhere.
-    assert 4 * cost >= ledger.executed_flops > 3 * cost
 
 
 @pytest.mark.skipif(kernels.unavailable() is not None, reason="no kernels here")

@@ -19,15 +19,6 @@ from tests.sparse_lib.tiny_models import gpt_on_meta as gpt
 UNBOUND = replace(SPECS["cs2"], stream_bandwidth=1e30)
 
 
-@pytest.mark.parametrize("sparsity", [0.0, 0.5, 0.9])
-def test_one_layer_follows_the_curve(sparsity):
-    model = nn.Sequential(nn.Linear(100, 100, bias=False))
-    result = simulate(model, UNBOUND, batch_size=10, sparsity={"0.weight": sparsity})
-    dense_s = 3 * 2 * 10 * 100 * 100 / UNBOUND.peak_flops
-    share = relative_time(sparsity, UNBOUND.sparse_overhead)
-    assert result.step_s == pytest.approx(dense_s * share, rel=1e-12)
-
-
 def test_a_gpu_gains_nothing_from_masks_and_steps_use_all_of_the_chosen_efficiency():
     sizes = {"batch_size": 8, "sequence_length": 128}
     dense, sparse = (simulate(gpt(), "h100", sparsity=s, **sizes).step_s for s in (0.0, 0.75))
