@@ -4,12 +4,10 @@ import inspect
 import re
 
 import pytest
-import torch
 from torch import nn
 
 import sparse_lib as sl
 from sparse_lib.checks import SettingError
-from tests.cases import assert_enforced, driven, make_model, train
 
 
 def net():
@@ -62,39 +60,6 @@ def test_a_trainers_settings(algorithm):
         assert group[0].drop_schedule(7500) == 0 and not group[0].is_update_step(7500)
     for dense in ({"trainer": {"init": {"model": {}}}}, None, {"sparsity": None}):
         assert sl.configure(dense) is None
-
-
-@pytest.mark.parametrize(
-    "variant",
-    [
-        {"algorithm": "static", "init_method": "snip", "distribution": "snip"},
-        {"algorithm": "set", "grown_init": "normal"},
-        {"algorithm": "set", "grown_init": "uniform"},
-        {"algorithm": "rigl", "grown_init": "gradient"},
-        {"algorithm": "rigl", "grown_init": "gradient_sign", "grown_init_scale": 0.01},
-        {"algorithm": "rigl", "skip_update_on_mask_steps": True},
-        {"algorithm": "rigl", "reset_momentum": True},
-        {"algorithm": "granet", "pruning": "global"},
-        {"algorithm": "rigl", "distribution": {"type": "erk", "power_scale": 0.5}},
-        {"algorithm": "rigl", "score_shaper": "2:4"},
-        {"algorithm": "set", "score_shaper": {"type": "block", "block": [2, 4]}},
-        {"algorithm": "gmp", "tie_breaker": "random"},
-    ],
-    ids=lambda variant: "-".join(map(str, variant.values())),
-)
-def test_each_papers_variant_trains_at_its_sparsity(variant):
-    config = {"sparsity": 0.5, "param_filter": "*.weight", **variant}
-    if variant["algorithm"] != "static":
-        config["update"] = {"freq": 1}
-    model, group = make_model(), sl.configure(config)
-    if variant.get("init_method") == "snip":
-        model(torch.ones(2, 12)).pow(2).sum().backward()
-    optimizer = driven(group, model, momentum=0.9)
-    train(model, optimizer, 3)
-    assert sum(int(s.mask.sum()) for s in group.sparse_params.values()) == 144
-    assert_enforced(group, optimizer)
-    if variant.get("score_shaper") == "2:4":
-        assert int(model[0].weight_mask.view(-1, 4).sum(1).max()) == 2
 
 
 def test_what_a_class_lacks_is_named():
