@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from sparse_lib.checks import check_choice
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.masks.makers import visible_magnitude
+from sparse_lib.schedules import Level, Updates
 
 
 class GMP(DynamicSparsityAlgorithm):
@@ -30,9 +32,17 @@ class GMP(DynamicSparsityAlgorithm):
 
     needs_sparsity: ClassVar[bool] = True
 
-    def __init__(self, *args: Any, tie_breaker: str = "first", **kwargs: Any) -> None:
+    def __init__(
+        self,
+        sparsity: Level | None = None,
+        update: Updates | None = None,
+        init_method: str | Callable = "random",
+        *,
+        tie_breaker: str = "first",
+        **kwargs: Any,
+    ) -> None:
         self.tie_breaker = check_choice(tie_breaker, "tie_breaker", ("first", "random"))
-        super().__init__(*args, **kwargs)
+        super().__init__(sparsity, update, init_method, **kwargs)
 
     def update_mask(self, p: Tensor, mask: Tensor, sparsity: float) -> Tensor:
         """The largest magnitudes; among zeros, present weights first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from sparse_lib.masks.makers import (
     make_masks_global_topk,
     visible_magnitude,
 )
+from sparse_lib.schedules import Level, Updates
 
 
 class GraNet(RigL):
@@ -43,9 +44,17 @@ class GraNet(RigL):
         pruning: ``"tensor"`` or ``"global"``.
     """
 
-    def __init__(self, *args: Any, pruning: str = "tensor", **kwargs: Any) -> None:
+    def __init__(
+        self,
+        sparsity: Level | None = None,
+        update: Updates | None = None,
+        init_method: str | Callable = "random",
+        *,
+        pruning: str = "tensor",
+        **kwargs: Any,
+    ) -> None:
         self.pruning = check_choice(pruning, "pruning", ("tensor", "global"))
-        super().__init__(*args, **kwargs)
+        super().__init__(sparsity, update, init_method, **kwargs)
         if pruning == "global" and self.score_shaper is not None:
             raise ValueError(
                 "pruning='global' decides over all tensors together; it takes no score_shaper and "

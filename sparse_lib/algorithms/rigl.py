@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from sparse_lib.core.drop_and_grow import DropAndGrow
 from sparse_lib.masks.shapers import InputGroupScoreShaper, OutputGroupScoreShaper
+from sparse_lib.schedules import Level, Updates
 
 
 class RigL(DropAndGrow):
@@ -33,7 +35,11 @@ class RigL(DropAndGrow):
 
     def __init__(
         self,
-        *args: Any,
+        sparsity: Level | None = None,
+        update: Updates | None = None,
+        init_method: str | Callable = "random",
+        *,
+        drop_fraction: Level = 0.3,
         balance_in_groups: int | None = None,
         balance_out_groups: int | None = None,
         **kwargs: Any,
@@ -48,7 +54,7 @@ class RigL(DropAndGrow):
                         "give one of score_shaper, balance_in_groups and balance_out_groups"
                     )
                 kwargs["score_shaper"] = shaper.from_setting(number, key)
-        super().__init__(*args, **kwargs)
+        super().__init__(sparsity, update, init_method, drop_fraction=drop_fraction, **kwargs)
 
     def grow_score(self, p: Tensor) -> Tensor:
         """Magnitude of the dense gradient."""

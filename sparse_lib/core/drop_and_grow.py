@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from sparse_lib.masks.makers import (
     make_mask_topk_sparsity,
     visible_magnitude,
 )
-from sparse_lib.schedules import Lambda, Level, make_hyperparameter_schedule
+from sparse_lib.schedules import Lambda, Level, Updates, make_hyperparameter_schedule
 
 
 class DropAndGrow(DynamicSparsityAlgorithm):
@@ -48,11 +48,19 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         ValueError: In a step, if a function given as ``drop_fraction`` gives more than 1.
     """
 
-    def __init__(self, *args: Any, drop_fraction: Level = 0.3, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        sparsity: Level | None = None,
+        update: Updates | None = None,
+        init_method: str | Callable = "random",
+        *,
+        drop_fraction: Level = 0.3,
+        **kwargs: Any,
+    ) -> None:
         self.drop_schedule = make_hyperparameter_schedule(
             drop_fraction, key="drop_fraction", compat=kwargs.get("compat")
         )
-        super().__init__(*args, **kwargs)
+        super().__init__(sparsity, update, init_method, **kwargs)
 
     @abstractmethod
     def grow_score(self, p: Tensor) -> Tensor:

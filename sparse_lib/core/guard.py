@@ -25,6 +25,7 @@ _SAME_SIZE_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.in
 # Words of a mask are kept for tensors up to this size: a step is faster by them, and small tensors
 # are what a cache holds. Of larger ones they would be the largest part of what a mask costs.
 LARGE = 2**20
+_CHUNK = 2**16
 _GUARDS = "_mask_guards"
 _WANTS_DENSE = "_needs_dense_gradient"
 
@@ -205,7 +206,7 @@ class MaskGuard:
         elif integer is None or tensor.is_complex():
             tensor.masked_fill_(mask.to(tensor.device).logical_not(), 0)
         elif tensor.numel() > LARGE:
-            tensor.view(integer).mul_(mask.to(tensor.device))
+            multiply_in_parts(tensor.view(integer), mask.to(tensor.device))
         elif not tensor.is_cpu:
             return tensor.view(integer), self._words_for(integer, tensor)
         else:
@@ -503,6 +504,13 @@ def bytes_of_mask(weight: Tensor, *, changes: bool) -> int:
     """
     words = weight.element_size() if weight.numel() <= LARGE else 0
     return weight.numel() * (1 + changes + words)
+
+
+def multiply_in_parts(bits: Tensor, mask: Tensor) -> None:
+    """Multiply integers by a bool mask of their shape, in place; on a CPU by words of few rows."""
+    rows = max(1, _CHUNK * len(bits) // bits.numel()) if bits.is_cpu else len(bits)
+    for part, kept in zip(bits.split(rows), mask.split(rows), strict=True):
+        part.mul_(kept.to(part.dtype) if part.is_cpu else kept)
 
 
 def mask_together(selections: Iterable[tuple[MaskGuard, Tensor | Codes]]) -> None:
