@@ -152,7 +152,7 @@ class Request:
         device = self.config["device"]
         if not self.again and self.config["reuse"] == "only":
             return  # nothing is trained
-        specs = []
+        specs: list[tuple[Any, ...]] = []
         study = self.config["study"]
         one = [] if study == "all" or self.again else ["--study", study]
         for run in self.runs(self.scale).values():

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import matplotlib
 import matplotlib.style
@@ -63,7 +63,7 @@ def sheet(own: Path | None = None, *, width: float | None = None) -> Iterator[No
         house = matplotlib.rc_params_from_file(SHEET, use_default_template=False)
         factor = mine.get("font.size", house["font.size"]) / house["font.size"]
         for size in {*SIZES} - {*mine}:
-            matplotlib.rcParams[size] = house[size] * factor
+            matplotlib.rcParams[size] = house[size] * factor  # type: ignore[index]
         if width is not None:
             height = matplotlib.rcParams["figure.figsize"][1]
             matplotlib.rcParams["figure.figsize"] = (width, height)
@@ -79,7 +79,7 @@ def _settings(path: Path) -> dict[str, Any]:
     log = logging.getLogger("matplotlib")
     log.addFilter(refuse)
     try:
-        return matplotlib.rc_params_from_file(str(path), use_default_template=False)
+        return dict(matplotlib.rc_params_from_file(str(path), use_default_template=False).items())
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be a style sheet: {reason(error)}") from None
     finally:
@@ -132,7 +132,7 @@ def say_empty(axes: Axes, sentence: str) -> None:
     """Write why a panel shows nothing; a figure of such panels alone is as tall as its text."""
     axes.set_axis_off()
     axes.text(0.5, 0.5, sentence, ha="center", va="center", transform=axes.transAxes)
-    figure = axes.get_figure()
+    figure = cast(Figure, axes.figure)
     if not any(panel.axison for panel in figure.axes):
         figure.set_figheight(0.5 * len(figure.axes))
 
@@ -147,7 +147,7 @@ def label_ends(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
         labels: (y of the line's end, text, colour of the line) per line.
     """
     low, high = axes.yaxis.get_transform().transform(np.array(axes.get_ylim(), float))
-    figure = axes.get_figure()
+    figure = cast(Figure, axes.figure)
     height = figure.get_figheight() / max(1, len(figure.axes))
     needed = 0.17 * (len(labels) + 1) / 0.72
     if height < needed:
@@ -194,7 +194,8 @@ def shade(color: str, place: int, count: int) -> str:
         return color
     at = 2 * place / (count - 1) - 1  # -1 is the lightest, 0 the colour itself, 1 the darkest
     end = 0.0 if at > 0 else 1.0
-    return to_hex([part + 0.5 * abs(at) * (end - part) for part in to_rgb(color)])
+    red, green, blue = (part + 0.5 * abs(at) * (end - part) for part in to_rgb(color))
+    return to_hex((red, green, blue))
 
 
 def seed_lines(axes: Axes, rows: pd.DataFrame, coordinate: str, color: str) -> None:

@@ -68,7 +68,7 @@ def check_runs(runs: Iterable[Run]) -> None:
         key = ".update" if isinstance(config, dict) and "update" in config else ""
         for note in unreached(algorithm, num_steps) if algorithm is not None else ():
             raise SpecError(f"{place}{key}: at scale {run.scale}, {note}")
-        if reached is not None and abs(reached - wanted) > 1e-6:
+        if reached is not None and abs(reached - (wanted or 0.0)) > 1e-6:
             raise SpecError(
                 f"{file}: {method}.final_sparsity is {wanted}, but {method}.sparsity ends at "
                 f"{reached:g} at scale {run.scale}; they must be equal"
@@ -85,10 +85,11 @@ def _check_transform(spec: RunSpec, place: str) -> None:
     config, module = spec.model.config, models.get(spec.model.name)
     if spec.transform is None or getattr(config, "num_layers", 0) > 200:
         return
+    data: Any = spec.data
     if spec.task == "lm":
-        size = {"sequence_length": spec.data.context}
-        vocabulary = known.get("vocab_size", spec.data.vocab_size)
-        sizes = {"vocab_size": vocabulary, "context": spec.data.context, "eos_id": 0}
+        size = {"sequence_length": data.context}
+        vocabulary = known.get("vocab_size", data.vocab_size)
+        sizes = {"vocab_size": vocabulary, "context": data.context, "eos_id": 0}
     elif spec.task == "vision" and known:
         size = {"image_size": known["image_size"]}
         sizes = {key: known[key] for key in ("classes", "num_channels", "image_size")}

@@ -127,7 +127,7 @@ def score_run(run: Run, log: Path | None) -> None:
         with tempfile.TemporaryDirectory(prefix="score-") as scratch:
             scoring.evaluate_model(
                 folder / "model",
-                run.spec.suite,
+                str(run.spec.suite),
                 data_dir=paths.data(run.spec.data.label),
                 out=Path(scratch) / "eval.json",
                 cache=folder,
@@ -205,7 +205,7 @@ def evaluate(
         chosen = find_run(run)
         task = chosen.spec.task
         folder = paths.run(chosen.scale, chosen.id)
-        own = chosen.spec.suite
+        own = str(chosen.spec.suite)
         model, out = folder / "model", out or (None if suite else folder / "eval.json")
         data = data or paths.data(chosen.spec.data.label)
         suite = suite or own

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparse_lib.configure import configure
+from sparse_lib import Static
 from sparse_lib.execution import kernels
 from sparse_lib.execution.backend import backend, compile
 from sparse_lib.layers import describe
@@ -228,7 +228,7 @@ def model_step(
     # The unfused one, which the studies train with, takes roots, which are slow at exact zeros.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused)
     if sparsity:
-        algorithm = configure({"algorithm": "static", "sparsity": sparsity, "seed": 0})
+        algorithm = Static(sparsity, seed=0)
         algorithm.apply(model)
         algorithm.apply(optimizer)
     run = compile(model, "skip") if sparsity else model

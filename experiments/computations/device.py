@@ -111,9 +111,9 @@ def machine_row() -> dict[str, Any]:
 
 def gpt_steps(layer: list[dict[str, Any]], sizes: Sizes) -> list[dict[str, Any]]:
     """Training step of a small GPT with a fused AdamW, and its bound."""
-    shape = [sizes.gpt[name] for name in ("num_layers", "width", "num_heads")]
+    layers, width, heads = (sizes.gpt[name] for name in ("num_layers", "width", "num_heads"))
     rows = measured.bounded_steps(
-        lambda: gpt(*shape, 256, sizes.gpt["context"], device="cpu"),
+        lambda: gpt(layers, width, heads, 256, sizes.gpt["context"], device="cpu"),
         layer,
         levels=(0.8, 0.9, 0.95),
         batch=(sizes.gpt["batch_size"], sizes.gpt["context"]),

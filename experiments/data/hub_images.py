@@ -93,4 +93,5 @@ def hold_out(train: Split) -> tuple[Split, Split]:
     for label in np.unique(train.labels):
         places = np.flatnonzero(train.labels == label)
         held[places[: len(places) // HELD_OUT]] = True
-    return tuple(Split(train.pixels[part], train.labels[part]) for part in (~held, held))
+    rest, head = (Split(train.pixels[part], train.labels[part]) for part in (~held, held))
+    return rest, head

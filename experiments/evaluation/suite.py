@@ -102,14 +102,14 @@ class ImageSuite(Common):
 
 
 KINDS: dict[str, type[Suite | ImageSuite]] = {"text": Suite, "images": ImageSuite}
-Kind = TypeVar("Kind", Suite, ImageSuite)
+Kind = TypeVar("Kind", bound=Common)
 
 
 class _TaskLoader(yaml.SafeLoader):
     """Reads lm-eval's task files; a function is the name that it is given by."""
 
 
-_TaskLoader.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))
+_TaskLoader.add_constructor("!function", lambda loader, node: str(node.value))
 
 
 @functools.cache

@@ -71,13 +71,14 @@ def _scores(
     import torch
 
     from experiments.data import load
+    from experiments.data.images import ImageFolder
     from experiments.tasks.vision import normalise
 
     torch.backends.cudnn.allow_tf32 = False  # which torch uses for convolutions by default
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = getattr(torch, suite.dtype)
     images = load(data_dir)
-    if images.meta.get("kind") != "images":
+    if not isinstance(images, ImageFolder):
         raise UserError(f"{data_dir} holds no images, so {model_dir} cannot classify them")
     splits = {name: images.split(name) for name in suite.splits}
     model = skipping(load_classifier(model_dir).to(device=device, dtype=dtype), suite.execution)

@@ -137,6 +137,10 @@ def estimate(cells: Cells, strata: Sequence[tuple[Arm, Arm]], *, sign: int = 1) 
         se = math.sqrt(squares / freedom / count)
     low, high = interval(effect, se, freedom)
     wins = [_better(a, b, sign) for a, b in sides]
+
+    def mean(at: int) -> float:
+        return float(np.average([_mean(side[at]) for side in sides], weights=weights))
+
     return Estimate(
         effect,
         low,
@@ -144,9 +148,7 @@ def estimate(cells: Cells, strata: Sequence[tuple[Arm, Arm]], *, sign: int = 1) 
         se,
         sd,
         seeds=(sum(len(a) for a, _ in sides), sum(len(b) for _, b in sides)),
-        means=tuple(
-            float(np.average([_mean(side[at]) for side in sides], weights=weights)) for at in (0, 1)
-        ),
+        means=(mean(0), mean(1)),
         better=float(np.average(wins, weights=weights)),
         paired=bool(is_paired),
     )

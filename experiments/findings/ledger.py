@@ -58,8 +58,8 @@ class Finding:
         published = self.comparison.published
         if self.estimate is None or published is None or published.value is None:
             return math.nan, math.nan, math.nan
-        ends = sorted((self.estimate.low / self.target, self.estimate.high / self.target))
-        return self.estimate.effect / self.target, *ends
+        low, high = sorted((self.estimate.low / self.target, self.estimate.high / self.target))
+        return self.estimate.effect / self.target, low, high
 
     @property
     def is_cost(self) -> bool:

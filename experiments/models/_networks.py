@@ -21,7 +21,7 @@ class TrainableResNet(ResNetForImageClassification):
         super().__init__(config)
         if getattr(config, "zero_init_residual", False):
             for stage in self.resnet.encoder.stages:
-                for block in stage.layers:
+                for block in stage.layers:  # type: ignore[union-attr]
                     nn.init.zeros_(block.layer[-1].normalization.weight)
 
 
@@ -36,13 +36,13 @@ class CifarResNetForImageClassification(TrainableResNet):
 
     config_class = CifarResNetConfig
 
-    def __init__(self, config: CifarResNetConfig) -> None:
+    def __init__(self, config: ResNetConfig) -> None:
         super().__init__(config)
         stem = self.resnet.embedder
         stem.embedder.convolution = nn.Conv2d(
             config.num_channels, config.embedding_size, kernel_size=3, padding=1, bias=False
         )
-        stem.pooler = nn.Identity()
+        stem.pooler = nn.Identity()  # type: ignore[assignment]
         self._init_weights(stem.embedder.convolution)
 
 

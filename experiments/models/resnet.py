@@ -56,7 +56,7 @@ def build(
     from experiments.models import _networks as networks
 
     small = config.stem == "cifar"
-    settings = (networks.CifarResNetConfig if small else networks.ResNetConfig)(
+    settings = (networks.CifarResNetConfig if small else networks.ResNetConfig)(  # type: ignore[call-arg]
         num_channels=num_channels,
         embedding_size=config.embedding_size,
         hidden_sizes=config.hidden_sizes,

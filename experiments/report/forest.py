@@ -63,10 +63,11 @@ def _shares(axes: Axes, findings: Sequence[Finding], names: Mapping[str, str]) -
     for place, found in enumerate(reversed(findings)):
         assert found.claim.outcome is not None and found.estimate is not None
         e, sign = found.estimate, found.claim.outcome.sign
-        gain = [sign * end for end in (e.effect, e.low, e.high)]
+        ends: tuple[float, ...] = (e.effect, e.low, e.high)
         if found.claim.outcome.metric == "perplexity":
-            gain = [sign * math.log1p(share / 100) for share in found.share]
-        _bar(axes, place, *gain, COLORS[found.word.word])
+            ends = tuple(math.log1p(share / 100) for share in found.share)
+        value, low, high = (sign * end for end in ends)
+        _bar(axes, place, value, low, high, COLORS[found.word.word])
     _rows(axes, [names[found.claim.name] for found in reversed(findings)])
     axes.axvline(0, color=INK, lw=0.8)
     axes.set_xlabel("reduction of loss, nats (right is better)")

@@ -34,7 +34,15 @@ from experiments.store.record import Record
 
 TEMPLATES = Path(__file__).with_name("templates")
 #: Columns of the table of runs that a page leaves to its CSV.
-RUN_FACTS = ("model", "method", "algorithm", "family", "sparsity", "recipe", "data hash")
+RUN_FACTS: tuple[str, ...] = (
+    "model",
+    "method",
+    "algorithm",
+    "family",
+    "sparsity",
+    "recipe",
+    "data hash",
+)
 RUN_FACTS += ("machine", "processor", "threads", "versions", "command")
 FOREST = "replication.png"
 #: Tables of finished runs that `cost` reads.
@@ -271,8 +279,8 @@ def render_index(
     }
     shown = []
     for found in nine:
-        study = f"{found.claim.study}."
-        own = {n.removeprefix(study): path for n, path in pictures.items() if n.startswith(study)}
+        start = f"{found.claim.study}."
+        own = {n.removeprefix(start): path for n, path in pictures.items() if n.startswith(start)}
         shown.append(cards.card(found, evidence, own | pictures))
     context = {
         "scale": evidence.scale,
@@ -345,8 +353,8 @@ def publish(scale_dir: Path, reports_dir: Path) -> Path:
     for name in ("README.md", "claims.md", "replication.png", "findings.csv"):
         shutil.copyfile(scale_dir / name, reports_dir / name)
     for name in ("index.html", "claims.html"):  # pages of studies are committed as Markdown alone
-        page = (scale_dir / name).read_text(encoding="utf-8")
-        made = page.replace('/index.html"', '/README.md"')
+        written = (scale_dir / name).read_text(encoding="utf-8")
+        made = written.replace('/index.html"', '/README.md"')
         (reports_dir / name).write_text(made, encoding="utf-8")
     return reports_dir / "README.md"
 

@@ -105,9 +105,9 @@ def find_data(label: str) -> tuple[str, tasks.Data]:
     return known[label].task, known[label].data
 
 
-def planned_study(name: str, scale: Scale) -> PlannedStudy:
+def planned_study(name: str, scale: str) -> PlannedStudy:
     """A study with its runs at a scale; raises `SpecError`."""
     study = read.load_study(name)
-    check_choice("scale", scale, SCALES)
-    runs = tuple(study_runs(study, scale))
-    return PlannedStudy.model_construct(**dict(study), scale=scale, runs=runs)
+    known = check_choice("scale", scale, SCALES)
+    runs = tuple(study_runs(study, known))
+    return PlannedStudy.model_construct(**dict(study), scale=known, runs=runs)

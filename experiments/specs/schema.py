@@ -7,7 +7,7 @@ import functools
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -28,17 +28,19 @@ from experiments.strict import Seed, Strict
 
 Scale = Literal["smoke", "quick", "small", "gpu", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
+Choice = TypeVar("Choice", bound=str)
 
 
 class SpecError(UserError):
     """A study file or an option is wrong; the message is one sentence that names the key."""
 
 
-def check_choice(key: str, value: Any, allowed: Iterable[str], found_in: str = "") -> None:
-    """Raise `SpecError` with the sentence of `not_one_of` for a value that is not allowed."""
+def check_choice(key: str, value: Any, allowed: Iterable[Choice], found_in: str = "") -> Choice:
+    """Return a value that is allowed, or raise `SpecError` with the sentence of `not_one_of`."""
     allowed = list(allowed)
     if value not in allowed:
         raise SpecError(not_one_of(key, value, allowed, found_in))
+    return allowed[allowed.index(value)]
 
 
 #: The form of names, and of the ids made of them: one path component, no option, not hidden.
@@ -95,7 +97,7 @@ class Method(Treatment, Strict):
             name, folder = value.get("algorithm"), ROOT / "sparse_lib" / "algorithms"
             check_choice("sparsity.algorithm", name, module_names(folder))
             classes = _classes(folder / f"{name}.py")
-            if name not in map(str.lower, classes):
+            if name not in {own.lower() for own in classes}:
                 raise UserError(
                     f"sparsity.algorithm is {name!r}, but sparse_lib/algorithms/{name}.py defines "
                     f"{', '.join(classes) or 'no class'}; a file has its class's name in lower case"

@@ -15,7 +15,7 @@ from experiments.specs.expand import all_runs
 from experiments.specs.lookup import known_runs
 from experiments.specs.read import BEFORE_RETIREMENT
 from experiments.specs.run import Run
-from experiments.specs.schema import SCALES, Scale
+from experiments.specs.schema import SCALES, check_choice
 from experiments.store import parquet, paths
 from experiments.store.io import read_json
 
@@ -87,11 +87,11 @@ def reusable(run: Run) -> bool:
     return not meta.is_file() or read_json(meta)["hash"] == entry.data_hash
 
 
-def read_own(scale: Scale) -> Iterator[dict[str, Any]]:
+def read_own(scale: str) -> Iterator[dict[str, Any]]:
     """The finished records of a scale, without those of a spec that the studies changed since."""
     from experiments.store.record import read_record
 
-    for name, run in known_runs(scale).items():
+    for name, run in known_runs(check_choice("scale", scale, SCALES)).items():
         path = paths.run(scale, name) / "record.json"
         if path.is_file() and read_record(path).spec_hash == run.spec.hash:
             yield read_json(path)

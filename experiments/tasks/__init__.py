@@ -27,7 +27,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 from pydantic import (
     Field,
@@ -44,6 +44,7 @@ from experiments.errors import UserError, added
 from experiments.strict import Several, Strict
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from experiments.specs.run import RunSpec
@@ -323,7 +324,7 @@ class EpochOrder:
 
     def __init__(self, num_samples: int, *, seed: int) -> None:
         self.num_samples, self.seed = num_samples, seed
-        self._epoch, self._order = -1, None
+        self._epoch, self._order = -1, cast("np.ndarray", None)
 
     def __getitem__(self, index: int) -> int:
         epoch, position = divmod(index, self.num_samples)

@@ -92,8 +92,9 @@ class Recipe(tasks.Recipe):
 
 def prepare(data: Data, *, out: Path, offline: bool) -> None:
     """Turn text into tokens."""
-    options = {"vocab_size": data.vocab_size, "tokenizer": data.tokenizer}
-    datasets.prepare(data.name, out=out, offline=offline, **options)
+    datasets.prepare(
+        data.name, out=out, offline=offline, vocab_size=data.vocab_size, tokenizer=data.tokenizer
+    )
 
 
 class Task(tasks.Task):
@@ -134,6 +135,7 @@ class Task(tasks.Task):
         """The vocabularies must be equal."""
         files = (folder / "tokenizer.json", Path(self.corpus.tokenizer_dir) / "tokenizer.json")
         if all(file.is_file() for file in files) and len({f.read_bytes() for f in files}) > 1:
+            assert self.spec.starts_from is not None
             raise UserError(
                 f"data.name is {self.spec.data.name}, whose tokenizer differs from that of the run "
                 f"{self.spec.starts_from.run}, with which {self.spec.id} starts"
@@ -167,9 +169,8 @@ class Task(tasks.Task):
 
         tokens = self.corpus.tokens("validation")
         num_windows = (len(tokens) - 1) // self.context
-        limit = self.recipe.validation_tokens
-        if full:
-            limit = self.recipe.final_validation_tokens
+        recipe = self.recipe
+        limit = recipe.final_validation_tokens if full else recipe.validation_tokens
         if limit is not None:
             num_windows = min(num_windows, max(1, limit // self.context))
         total, device = 0.0, next(model.parameters()).device

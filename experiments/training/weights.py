@@ -1,4 +1,4 @@
-"""What a run begins with: another run's weights or state."""
+"""Start a run from the weights or the state of another one."""
 
 from __future__ import annotations
 

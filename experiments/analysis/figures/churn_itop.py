@@ -43,7 +43,7 @@ def draw_panel(panel: Axes, rows: pd.DataFrame, looks: Methods, title: str) -> b
         style.say_empty(panel, f"No run has logged its {title.lower()}.")
         return False
     coordinate, name = style.progress(rows)
-    labels = []
+    labels: list[tuple[float, str, str]] = []
     for (method, sparsity), group in rows.groupby(["method", "sparsity"], sort=False):
         look, width = looks[method], max(1.2, 4.2 - 0.8 * len(labels))  # earlier lines stay visible
         style.seed_lines(panel, group, coordinate, look.color)

@@ -85,5 +85,6 @@ def _scores(
     if tasks.entries:
         for row in tasks.score(lm, suite, folder):
             hub = tasks.hub_id(row["task"])
-            hash_of[hub] = hash_of.get(hub) or hub_digest(hub, mirror)
+            if hub is not None and hub not in hash_of:
+                hash_of[hub] = hub_digest(hub, mirror)
             yield {**row, "data_hash": hash_of[hub]}

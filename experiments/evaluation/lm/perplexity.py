@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,14 +103,14 @@ def split_scores(
     than the dataset's reads the documents in its own tokens.
     """
     texts = [row["text"] for row in prepared_rows(data_dir / "text" / f"{split}.jsonl")]
-    wanted, found = metrics.read(settings.metrics), []
+    wanted, found = metrics.read(settings.metrics), list[Tokens | Documents]()
     stream = _stream(lm, data_dir, split, texts)
     if Tokens in wanted:
         options = {"stride": settings.stride, "max_tokens": settings.max_tokens}
         found.append(corpus_losses(lm, stream, **options))
     if Documents in wanted:
         sample = [text for text in texts if text]
-        encoded = (lm.tok_encode(text) for text in sample)
+        encoded: Iterable[list[int]] = (lm.tok_encode(text) for text in sample)
         if settings.max_tokens is not None:
             sample, encoded = _sample(lm, sample, settings.max_tokens)
         found.append(document_losses(lm, sample, [*encoded]))
