@@ -15,39 +15,8 @@ from sparse_lib.compat.optimizers import (
     StaticSparsityOptimizer,
 )
 from sparse_lib.compat.wrapper import configure_sparsity_optimizer, configure_sparsity_wrapper
-from sparse_lib.configure import configure
 from sparse_lib.schedules import make_hyperparameter_schedule
 from tests.cases import assert_enforced, assert_equal, driven, fit, make_model, snapshot, train
-
-
-class TwoLayers(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc1 = nn.Linear(25, 20)
-        self.fc2 = nn.Linear(20, 10)
-
-    def forward(self, x):
-        return self.fc2(torch.relu(self.fc1(x)))
-
-
-def sparsities(algorithm):
-    return {name: round(s.sparsity, 6) for name, s in algorithm.sparse_params.items()}
-
-
-def learn(model, optimizer, num_steps=3):
-    seeds = map(torch.Generator().manual_seed, range(num_steps))
-    fit(model, optimizer, (torch.randn(8, 25, generator=seed) for seed in seeds))
-
-
-def trained(sparsity, num_steps):
-    model = TwoLayers()
-    model.apply(sparsity)
-    optimizer = cstorch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer.apply(sparsity)
-    before = model.fc1.weight_mask.clone()
-    learn(model, optimizer, num_steps)
-    assert_enforced(sparsity)
-    return model, before
 
 
 @pytest.mark.parametrize("kind", ["CPU", "CSX"])
@@ -55,19 +24,19 @@ def trained(sparsity, num_steps):
 def test_a_script_for_static_sparsity(kind, compile_first):
     backend = cstorch.backend(kind)
     with backend.device:
-        model = TwoLayers()
+        model = nn.Sequential(nn.Linear(25, 20), nn.ReLU(), nn.Linear(20, 10))
     sparsity = cstorch.sparse.Static(sparsity=0.3)
     if not compile_first:
         model.apply(sparsity)
     compiled = cstorch.compile(model, backend)
     if compile_first:
         model.apply(sparsity)
-    names = ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
-    assert sparsities(sparsity) == dict.fromkeys(names, 0.3)
+    found = {name: round(s.sparsity, 6) for name, s in sparsity.sparse_params.items()}
+    assert found == dict.fromkeys(("0.weight", "0.bias", "2.weight", "2.bias"), 0.3)
     optimizer = cstorch.optim.AdamW(model.parameters(), lr=0.01)
     optimizer.apply(sparsity)
     before = {name: s.mask.clone() for name, s in sparsity.sparse_params.items()}
-    learn(compiled, optimizer)
+    fit(compiled, optimizer, torch.randn(3, 8, 25))
     assert_enforced(sparsity, optimizer)
     assert all(torch.equal(before[n], s.mask) for n, s in sparsity.sparse_params.items())
 
@@ -88,53 +57,10 @@ class ShiftMasks(cstorch.sparse.SparsityAlgorithm):
 def test_a_custom_algorithm_directly_and_by_name():
     config = {"algorithm": "ShiftMasks", "shift": 2, "sparsity": 0.5, "param_filter": "*"}
     for made in (ShiftMasks(shift=2, sparsity=0.5), cstorch.sparse.configure(config)):
-        model, before = trained(made, 2)
-        assert torch.equal(model.fc1.weight_mask, before.roll(4, 0))
-
-
-class UserCubic(cstorch.sparse.BaseHyperParameter):
-    """The equation of the announcement, with tensors, under the older protocol."""
-
-    TYPE = "user_cubic"
-
-    def __init__(self, init_sparsity, end_sparsity, **steps):
-        self.s_init, self.s_end = init_sparsity, end_sparsity
-        self.update_iter = steps["prune_every_k_steps"]
-        self.init_iter = int(steps["sparsity_start_step"] / self.update_iter)
-        self.total_iters = int(steps["sparsity_end_step"] / self.update_iter) - self.init_iter
-
-    def __call__(self, step: torch.Tensor, is_update_step: torch.Tensor):
-        curr_iter = (step / self.update_iter).int()
-        decay = (1 - (curr_iter - self.init_iter) / self.total_iters) ** 3
-        rate = self.s_end + (self.s_init - self.s_end) * decay
-        return torch.clamp(rate, min=self.s_init, max=self.s_end)
-
-    def get_min_max_end(self, begin: int, end: int):
-        return self.s_init, self.s_end, self.s_end
-
-
-CUBIC = {"init_sparsity": 0.5, "end_sparsity": 0.8, "sparsity_start_step": 0}
-CUBIC |= {"sparsity_end_step": 60, "prune_every_k_steps": 20}
-RIGL = {"type": "rigl", "sparsity": 0.8, "init_method": "random"}
-RIGL["schedule"] = {"start": 0, "freq": 2, "stop": 75}
-RIGL["drop_fraction"] = {"type": "cosine", "init": 0.5, "half_period": 75}
-
-
-@pytest.mark.parametrize("name", ["cubic", "user_cubic"])
-def test_granet_is_rigl_with_a_cubic_of_the_library_or_of_the_user(name):
-    rigl = configure({"sparsity": RIGL})
-    granet = configure({"sparsity": {**RIGL, "sparsity": {"type": name, **CUBIC}}})
-    assert type(rigl[0]) is type(granet[0]) is cstorch.sparse.RigL
-    for step in range(100):
-        due = step % 2 == 0 and step < 75
-        assert rigl[0].is_update_step(step) == granet[0].is_update_step(step) == due
-        assert rigl[0].drop_schedule(step) == granet[0].drop_schedule(step)
-    schedule = granet[0].sparsity["x"]
-    expected = [0.5, 0.5, 0.8 - 0.3 * (2 / 3) ** 3, 0.8 - 0.3 / 27, 0.8]
-    assert [schedule(t) for t in (0, 19, 20, 40, 60)] == pytest.approx(expected, abs=1e-6)
-    assert schedule.get_min_max_end(0, 60) == (0.5, 0.8, 0.8)
-    trained(granet, 22)
-    assert sparsities(granet) == {"fc1.weight": 0.712, "fc2.weight": 0.71}
+        optimizer = driven(made, model := make_model(), cstorch.optim.SGD)
+        before = model[0].weight_mask.clone()
+        train(model, optimizer, 2, after=lambda made=made: assert_enforced(made))
+        assert torch.equal(model[0].weight_mask, before.roll(4, 0))
 
 
 def test_backends_by_name(monkeypatch):
@@ -214,7 +140,7 @@ def test_the_wrapper_is_a_drop_in():
 
 
 def test_a_hyperparameter_with_state_slots_is_called_once_per_step_and_saved():
-    class Ratchet(BaseHyperParameter):
+    class Ratchet(cstorch.sparse.BaseHyperParameter):
         TYPE = "ratchet_type"
         __state_slots__ = ("level",)
 
@@ -222,6 +148,7 @@ def test_a_hyperparameter_with_state_slots_is_called_once_per_step_and_saved():
             self.level = torch.tensor(start)
 
         def __call__(self, step: torch.Tensor, is_update_step: torch.Tensor):
+            assert step.dtype == torch.int64 and is_update_step.dtype == torch.bool
             self.level += 0.125 * is_update_step
             return self.level
 
