@@ -1,7 +1,5 @@
 """The callback in a real Lightning ``Trainer``: stop, resume, with the bits of one run."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -47,10 +45,9 @@ class Module(pl.LightningModule):
         return torch.optim.AdamW(self.parameters(), 0.05)
 
 
-def fit(folder, *callbacks, seed=0, resume=None, module=None, **options):
-    if module is None:
-        torch.manual_seed(seed)
-        module = Module()
+def fit(folder, *callbacks, seed=0, resume=None, **options):
+    torch.manual_seed(seed)
+    module = Module()
     data = torch.randn(32, 12, generator=torch.Generator().manual_seed(4))
     keep = ModelCheckpoint(folder, every_n_train_steps=2, save_top_k=-1, filename="{step}")
     trainer = pl.Trainer(
@@ -77,41 +74,6 @@ def test_a_killed_training_ends_with_the_bits_of_one(tmp_path, precision):
     assert_equal(straight.state_dict(), again.state_dict())
     assert whole.algorithm.metrics() == resumed.algorithm.metrics()
     assert not again.net[0].weight[~again.net[0].weight_mask].any()
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"algorithm": "srste", "sparsity": 0.5, "score_shaper": "2:4", "decay": 0.1},
-        {"algorithm": "topkast", "sparsity": 0.8, "update": 2, "backward_sparsity": 0.5},
-        {"algorithm": "topk", "sparsity": 0.8, "gradient_rms": 1e-3},
-        RIGL | {"skip_update_on_mask_steps": True},
-    ],
-    ids=lambda config: config["algorithm"],
-)
-def test_lightning_trains_as_a_loop_of_ones_own(tmp_path, config):
-    class Watching(Module):
-        def training_step(self, batch, index):
-            weight, mask = self.net[0].weight, self.net[0].weight_mask
-            assert not weight[~mask].any() and int(mask.sum()) < mask.numel()
-            return super().training_step(batch, index)
-
-    module, algorithm = Watching(), sl.configure(config)
-    twin = copy.deepcopy(module)
-    torch.manual_seed(1)
-    algorithm.apply(module)
-    optimizer = module.configure_optimizers()
-    algorithm.apply(optimizer)
-    data = torch.randn(32, 12, generator=torch.Generator().manual_seed(4)).split(4)
-    for first in (0, 2, 4, 6) * 2:
-        optimizer.zero_grad()
-        for batch in data[first : first + 2]:
-            (module.training_step([batch], 0) / 2).backward()
-        nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-        optimizer.step()
-    torch.manual_seed(1)
-    fit(tmp_path, SparsityCallback(config), module=twin)
-    assert_equal(module.state_dict(), twin.state_dict())
 
 
 def in_ranks(folder, rank):

@@ -233,21 +233,17 @@ def test_a_training_without_the_state_or_after_another_says_where_it_goes_on(tmp
 
 
 def test_targets_that_are_missed_are_told_before_training_or_after_it(tmp_path):
-    cubic = {"type": "cubic", "init_sparsity": 0.0, "end_sparsity": 0.9}
-    cubic |= {"sparsity_start_step": 0, "sparsity_end_step": 100}
-    callback = SparsityCallback({"algorithm": "gmp", "sparsity": cubic, "update": 2})
-    trainer = make_trainer(tmp_path, callback, max_steps=4, gradient_accumulation_steps=4)
+    def rising(final, stop):
+        level = {"type": "polynomial", "init": 0.0, "final": final, "start": 0, "stop": stop}
+        return SparsityCallback({"algorithm": "gmp", "sparsity": level, "update": 2})
+
+    options = {"max_steps": 4, "gradient_accumulation_steps": 4}
+    trainer = make_trainer(tmp_path, rising(0.9, 100), **options)
     with pytest.warns(UserWarning, match="at a sparsity of 0.10 .* step 4 of 4, .* to 0.90"):
         trainer.train()
-    callback = SparsityCallback({"algorithm": "rigl", "sparsity": 0.9, "update": 1000})
-    with pytest.warns(UserWarning, match="RigL changes no mask in 4 steps"):
-        make_trainer(tmp_path, callback, max_steps=4).train()
-    cubic = {"type": "cubic", "init_sparsity": 0.0, "end_sparsity": 0.8}
-    cubic |= {"sparsity_start_step": 0, "sparsity_end_step": 8}
-    sparsity = SparsityCallback({"algorithm": "gmp", "sparsity": cubic, "update": 2})
     stop = transformers.EarlyStoppingCallback(1, early_stopping_threshold=1e9)
     options = {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "loss"}
-    trainer = make_trainer(tmp_path, sparsity, stop, load_best_model_at_end=True, **options)
+    trainer = make_trainer(tmp_path, rising(0.8, 8), stop, load_best_model_at_end=True, **options)
     # 0.8 * (1 - (1 - 4 / 8)**3), at the second evaluation
     with pytest.warns(UserWarning, match="at a sparsity of 0.70 .* step 4 of 4, .* to 0.80"):
         trainer.train()
