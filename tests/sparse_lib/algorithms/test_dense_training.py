@@ -83,12 +83,15 @@ def test_topkast_trains_the_backward_set_alone_and_regularizes_by_density():
 
 def test_srste_decays_hidden_weights_and_misses_them_in_a_state():
     algorithm = sl.SRSTE(0.5, score_shaper="2:4", decay=0.1)
-    layer, optimizer = start(algorithm, [[4.0, 3.0, 2.0, 1.0, 1.0, 2.0, 3.0, 4.0]])
+    values = [[4.0, 3.0, 2.0, 1.0, 1.0, 2.0, 3.0, 4.0]]
+    layer, optimizer = start(algorithm, values, momentum=0.9)
     assert layer.weight.tolist() == [[4, 3, 0, 0, 0, 0, 3, 4]]
     step(layer, optimizer, [[0.0, 0.0, -2.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
     whole = algorithm.hidden_weight(layer.weight).tolist()[0]
     assert whole == pytest.approx([4, 3, 2 + 2 - 0.2, 0.9, 0.9, 1.8, 3, 4])
     assert layer.weight.tolist()[0] == pytest.approx([4, 0, 3.8, 0, 0, 0, 3, 4])
+    momentum = optimizer.state[layer.weight]["momentum_buffer"].tolist()[0]
+    assert momentum == pytest.approx([0, 0, -1.8, 0.1, 0.1, 0.2, 0, 0])
     algorithm = sl.SRSTE(0.5, seed=0)
     start(algorithm, [[4.0, 3.0, 2.0, 1.0]])
     with pytest.raises(ValueError, match="whole=None, which must be a mapping"):
