@@ -39,7 +39,7 @@ def finalize(model: nn.Module) -> dict[str, Tensor]:
             warn_of_unreached(member, member.step)
     averaged: set[int] = set()  # of weights under several masks, of which the last one counts
     for guard in owned:
-        if guard.follows:
+        if guard.mask_was_written:
             averaged.add(id(guard.param))
         if guard.driver is not None:
             guard.driver.detach(model)

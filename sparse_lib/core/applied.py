@@ -221,7 +221,7 @@ class Applied(ABC):
         if (optimizer := state.get("_driven")) is not None:
             self.driver.connect(optimizer)
             for sparse in self.sparse_params.values():
-                sparse.guard.is_left()
+                sparse.guard.note_masked()
             self.driver.find_not_held()
             self.driver.prepare_next_step()
 

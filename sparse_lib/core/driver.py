@@ -233,7 +233,7 @@ class Driver:
         for member in self.members:
             self._mask(member)
         for sparse in params.values():
-            sparse.guard.is_left()
+            sparse.guard.note_masked()
         self.prepare_next_step()
         self._tell_not_held()
 
@@ -311,17 +311,17 @@ class Driver:
             self._looks_for_state = False
             for member in self.members:
                 mistakes.warn_of_lost_state(member, optimizer, self._optimizer_was_loaded)
-        params, is_new = self.params, False
+        params, is_replaced = self.params, False
         for name, sparse in params.items():
             if sparse.module._parameters.get(sparse.param_name) is None:
                 raise RuntimeError(
                     f"{name!r} was taken out of its module after sparsity was applied; change the "
                     "model first, then apply"
                 )
-            is_new = is_new or sparse.guard.is_new
+            is_replaced = is_replaced or sparse.guard.is_replaced
             sparse.guard.ensure()
-        self.check_places(anyway=is_new)
-        if is_new:
+        self.check_places(anyway=is_replaced)
+        if is_replaced:
             self._tell_not_held()
         for sparse in params.values():
             sparse.guard.settle_written()
@@ -365,7 +365,7 @@ class Driver:
             weight.copy_(before)
         self._set_aside.clear()  # of an earlier evaluation of a closure
         for sparse in self.params.values():
-            sparse.guard.is_being_written()
+            sparse.guard.begin_write()
         for member in self.members:
             if member.keeps_dense_gradient:
                 member.dense_gradients.take_given()
@@ -416,7 +416,7 @@ class Driver:
             self.prepare_next_step()
         for sparse in self.params.values():
             sparse.guard.forget_gradient()
-            sparse.guard.is_left()
+            sparse.guard.note_masked()
 
     def _advance(self, member: SparsityAlgorithm, optimizer: Optimizer) -> None:
         """Count the step; update masks if due."""

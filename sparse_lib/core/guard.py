@@ -49,7 +49,8 @@ class MaskGuard:
     """Masks one parameter, its gradient and its optimizer states.
 
     Zeros are *selected*, by a product of the bits of a value, taken as an integer, with one or
-    zero: a NaN or an infinity where the mask is zero becomes zero.
+    zero: a NaN or an infinity where the mask is zero becomes zero. To *settle* a weight is to mask
+    it again because something other than an optimizer's step may have written it.
     """
 
     def __init__(self, module: nn.Module, name: str) -> None:
@@ -77,14 +78,13 @@ class MaskGuard:
         self.before_masking: Callable[[Tensor, bool], None] | None = None
         self._hooked: Tensor | None = None
         self._hooked_contents = 0
-        self._settled: tuple[int, int] | None = None
-        self._known_mask = -1
-        # Of a copy: whose it is, and how many weights its mask had; -1 if it follows anyway.
+        self._settled_versions: tuple[int, int] | None = None
+        self._mask_version = -1
+        # Of a copy: the original's guard, and how many weights its mask had; -1 to take it anyway.
         self._origin: tuple[weakref.ref[MaskGuard] | None, int] | None = None
         self.was_loaded = False
-        # Parameter, version and memory that an optimizer's step left masked; the first alone
-        # while it goes on.
-        self._left: tuple[int, ...] = ()
+        # `_state_of` the parameter when it was last masked; its id alone during a step.
+        self._masked_state: tuple[int, ...] = ()
         self._was_frozen = False  # when last looked at
         # Whether a gradient came since the weight was last looked at; steps of other optimizers.
         self._trained, self._missed_steps = False, 0
@@ -110,16 +110,16 @@ class MaskGuard:
         self.masks_gradient = masks_gradient
         self.want_dense_gradient(False)
 
-    def _know(self, mask: Tensor | None) -> None:
+    def _note_mask(self, mask: Tensor | None) -> None:
         """Record the version of a mask as already applied to the weight."""
         if mask is not None and not mask.is_inference():
-            self._known_mask = shards.local(mask)._version
+            self._mask_version = shards.local(mask)._version
 
     def release(self) -> None:
         """Clear the owner; the mask stays enforced, and another algorithm may adopt it."""
         self.owner, self._driver, self.masks_gradient = None, None, True
         self.want_dense_gradient(False)
-        self._know(self.mask)
+        self._note_mask(self.mask)
 
     def remove(self) -> None:
         """Stop enforcing the mask, and remove all hooks of the guard."""
@@ -153,7 +153,7 @@ class MaskGuard:
         if self._handle is not None:
             self._handle.remove()
             self._handle = self._hooked = None
-        self._settled = None
+        self._settled_versions = None
         if not param.requires_grad:
             return
         ref = weakref.ref(self)  # a strong reference would tie parameter and module in a C++ cycle
@@ -248,27 +248,27 @@ class MaskGuard:
         """Drop the reference to the gradient, so that ``zero_grad`` can free it."""
         self._clean_gradient = (None, -1, -1)
 
-    def is_being_written(self) -> None:
+    def begin_write(self) -> None:
         """Mask the weight before the next forward pass, should the step fail on its way."""
-        self._left, self._missed_steps = (id(self.param),), 0
+        self._masked_state, self._missed_steps = (id(self.param),), 0
 
-    def is_left(self) -> None:
+    def note_masked(self) -> None:
         """Record the weight as masked: if its memory changes from now on, it is masked again."""
         param = self.module._parameters.get(self.name)
         self._trained = False
         if param is not None and not param.is_inference():
-            self._left = _state_of(param)
+            self._masked_state = _state_of(param)
 
     @property
-    def is_new(self) -> bool:
-        """Whether the module's parameter is another one than an optimizer's step left masked."""
-        return id(self.param) not in self._left[:1]
+    def is_replaced(self) -> bool:
+        """True if the module's parameter is not the one that was last recorded as masked."""
+        return id(self.param) not in self._masked_state[:1]
 
     def settle_written(self) -> None:
         """Mask a weight written between steps; if through ``.data`` in place, at the next one."""
         param = self.param
         # functional_call puts parameters of the caller's in place, which are not ours to change.
-        if self.is_new or self._left == _state_of(param):
+        if self.is_replaced or self._masked_state == _state_of(param):
             return
         if self.mask is None or shards.is_sharded(self.mask) != shards.is_sharded(param):
             return
@@ -276,30 +276,30 @@ class MaskGuard:
             self.driver.check_places(anyway=True)
         self._settle(param)
         self._note_missed()
-        self.is_left()
+        self.note_masked()
 
     def _note_missed(self) -> None:
-        """Tell of a weight that was trained by no step of the driver's."""
+        """Report a weight that was trained, but by no step of the driver's optimizer."""
         if self._trained and (driver := self.driver) is not None:
             self._missed_steps += 1
             driver.missed_step(self._missed_steps)
         self._trained = False
 
     def _settle(self, weight: Tensor, *, loaded: bool = False) -> None:
-        """Mask a weight that was written, by ``load_state_dict`` or others, and tell of it."""
+        """Mask a weight that ``load_state_dict`` or others wrote, and report it to the driver."""
         if (driver := self.driver) is not None and not self.masks_gradient:
             driver.was_written(self, weight, loaded=loaded)
         self.select(weight)
 
     @property
-    def follows(self) -> bool:
-        """Whether this is of a copy whose mask is brought up to date, as a moving average's is."""
+    def mask_was_written(self) -> bool:
+        """True for a copy whose mask was written since it was made, as a moving average's is."""
         mask = self.mask
         if self.owner is not None or mask is None or mask.is_inference():
             return False
-        return shards.local(mask)._version != self._known_mask
+        return shards.local(mask)._version != self._mask_version
 
-    def settle_average(self, *, saved: bool = False) -> None:
+    def take_original_mask(self, *, saved: bool = False) -> None:
         """Take the mask of the original where that of a copy has become a union of masks.
 
         A moving average of bools, as of all that ``state_dict`` names, is true wherever one was. If
@@ -317,9 +317,10 @@ class MaskGuard:
         theirs = shards.local(origin.mask).to(mine.device)
         if not mine.shape == theirs.shape == weight.shape:
             return
-        if saved and not self.follows and bool(weight[~mine].any()):
+        written = self.mask_was_written
+        if saved and not written and bool(weight[~mine].any()):
             count = -1
-        is_union = self.follows and int(mine.sum()) >= count and not bool((theirs & ~mine).any())
+        is_union = written and int(mine.sum()) >= count and not bool((theirs & ~mine).any())
         if is_union or count < 0:
             mine.copy_(theirs)
             self._origin = reference, count if count < 0 else int(mine.sum())
@@ -351,27 +352,27 @@ class MaskGuard:
         self.ensure()
         if param.is_inference() or mask.is_inference():
             return
-        self.settle_average()
-        if self.owner is None and not self.follows:
+        self.take_original_mask()
+        if self.owner is None and not self.mask_was_written:
             return
         if self.owner is None and not learns:
             self._mask_for_a_pass(param, reader)
-        elif self._settled != (param._version, mask._version):
-            self._trained &= self._settled is not None
+        elif self._settled_versions != (param._version, mask._version):
+            self._trained &= self._settled_versions is not None
             self._note_missed()
             self.select_weight()
-            self._settled = (param._version, mask._version)
+            self._settled_versions = (param._version, mask._version)
 
     def _mask_for_a_pass(self, param: Tensor, reader: nn.Module) -> None:
         """Mask the weight until the forward pass of its reader ends."""
         versions = param._version, self.mask._version
-        if self._settled == versions:  # there was nothing to mask
+        if self._settled_versions == versions:  # there was nothing to mask
             return
         weight = shards.local(param.detach())
         whole = weight.clone()
         self.select_weight()
         if torch.equal(weight, whole):
-            self._settled = param._version, self.mask._version
+            self._settled_versions = param._version, self.mask._version
             return
 
         @torch.no_grad()
@@ -393,7 +394,7 @@ class MaskGuard:
         twin._forget()
         twin._install(copy.deepcopy(self.param, memo))
         mask = copy.deepcopy(self.mask, memo)
-        twin._know(mask)
+        twin._note_mask(mask)
         if mask is not None and not mask.is_meta:
             twin._origin = weakref.ref(self), int(shards.local(mask).sum())
         return twin
@@ -406,7 +407,7 @@ class MaskGuard:
         self._forget()
         state["param"].__dict__.pop(_WANTS_DENSE, None)
         self._install(state["param"])
-        self._know(state.get("mask"))
+        self._note_mask(state.get("mask"))
 
 
 def _settle_assigned(module: nn.Module, name: str, param: nn.Parameter) -> None:
@@ -449,9 +450,9 @@ def _refuse_averages(
 
 @torch.no_grad()
 def _settle_averages(module: nn.Module, *_: Any) -> None:
-    """Call `MaskGuard.settle_average`; a hook before ``state_dict``."""
+    """Call `MaskGuard.take_original_mask`; a hook before ``state_dict``."""
     for guard in guards(module).values():
-        guard.settle_average(saved=True)
+        guard.take_original_mask(saved=True)
 
 
 def _settle_loaded(module: nn.Module, incompatible: Any) -> None:
