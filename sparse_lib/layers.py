@@ -197,6 +197,11 @@ class LayerDescription:
         return self.kind not in ("embedding", "norm")
 
 
+def is_packed(module: nn.Module) -> bool:
+    """Whether a layer holds its unmasked weights alone; see `sparse_lib.device.pack`."""
+    return getattr(module, "is_packed", False)
+
+
 def layer_kind(module: nn.Module) -> str | None:
     """Names the kind of a module that owns a ``weight``, or None if it is not known.
 
@@ -234,7 +239,7 @@ def describe(model: nn.Module) -> list[LayerDescription]:
     for module_name, module in model.named_modules():
         for weight_name, parameter, kind in _weights(module_name, module):
             tied_to = first_names.setdefault(id(parameter), weight_name)
-            packed: Any = module if getattr(module, "is_packed", False) else None
+            packed: Any = module if is_packed(module) else None
             shape = tuple(packed.weight_shape if packed else parameter.shape)
             weight = torch.empty(shape, device="meta") if packed else parameter
             layout = layout_of(module, weight_name.rpartition(".")[2], weight)
@@ -375,7 +380,7 @@ def _weights(module_name: str, module: nn.Module) -> Iterator[tuple[str, nn.Para
     """Yields (full name, parameter, kind) for the weights that a module owns itself."""
     kind = layer_kind(module)
     prefix = f"{module_name}." if module_name else ""
-    if getattr(module, "is_packed", False):
+    if is_packed(module):
         yield f"{prefix}weight", module.values, kind or "parameter"  # type: ignore[misc]
     for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
         if kind is not None and name == "weight":

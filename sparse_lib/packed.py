@@ -20,6 +20,7 @@ from sparse_lib.core.guard import guards, mask_name
 from sparse_lib.execution import kernels, products
 from sparse_lib.execution.layers import is_watched, skipping_mixin
 from sparse_lib.execution.products import Product, Rows, SkipProduct, Structures, Windows
+from sparse_lib.masks.counts import sparsity
 
 _WEIGHT, _MASK = "weight", mask_name("weight")
 
@@ -220,7 +221,7 @@ def _packable(
             continue
         if weight.is_meta:
             raise ValueError(f"{path}.{_WEIGHT} has no data, it is on the meta device")
-        if 1 - int(mask.count_nonzero()) / max(mask.numel(), 1) >= least_sparsity:
+        if sparsity(mask) >= least_sparsity:
             yield f"{path}.{_WEIGHT}", layer, geometry
 
 

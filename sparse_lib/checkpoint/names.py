@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from sparse_lib.core.parameter import PARALLEL, WRAPPER
+from sparse_lib.layers import is_packed
 
 State = dict[str, Tensor]
 
@@ -37,11 +38,6 @@ def is_sparse(model: nn.Module) -> bool:
     """Whether any parameter has a mask, or a layer is packed under one."""
     packed = any(is_packed(module) for module in checked(model).modules())
     return packed or next(masked(model), None) is not None
-
-
-def is_packed(module: nn.Module) -> bool:
-    """Whether a layer holds its unmasked weights alone; see `sparse_lib.device.pack`."""
-    return getattr(module, "is_packed", False)
 
 
 def namer(model: nn.Module) -> Callable[[str], str]:

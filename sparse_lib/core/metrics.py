@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 _EVER, _ALWAYS, _NEW = 1, 2, 4
 
 
-def sparsity(mask: Tensor) -> float:
-    """Fraction of zeros of a bool mask of any shape, in [0, 1] (0 for an empty one)."""
-    return 1.0 - num_true(mask) / mask.numel() if mask.numel() else 0.0
-
-
 @dataclass
 class Work:
     """Work of training steps with one weight tensor, as counts that add up over steps.

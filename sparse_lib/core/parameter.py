@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from sparse_lib.core.codes import is_quantized
 from sparse_lib.core.guard import MaskGuard, guards, mask_name
-from sparse_lib.core.metrics import MaskHistory, Work, dead_outputs, sparsity
+from sparse_lib.core.metrics import MaskHistory, Work, dead_outputs
 from sparse_lib.layers import Layout, required_dense
 from sparse_lib.masks import shards
-from sparse_lib.masks.counts import num_true
+from sparse_lib.masks.counts import num_true, sparsity
 
 #: Parts of names that ``torch.compile`` and checkpoint wrappers add.
 WRAPPER = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module)\.")

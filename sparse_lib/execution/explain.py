@@ -11,6 +11,8 @@ from sparse_lib.execution.backend import Backend
 from sparse_lib.execution.costs import worth_skipping
 from sparse_lib.execution.layers import skipping_mixin
 from sparse_lib.execution.products import reason_for_dense
+from sparse_lib.layers import is_packed
+from sparse_lib.masks import counts
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def explain(model: nn.Module, backend_or_name: Backend | str = "skip") -> Explan
     }
     rows = []
     for path, module in model.named_modules():
-        if getattr(module, "is_packed", False):
+        if is_packed(module):
             name, kind = f"{path}.weight".lstrip("."), type(module).__name__
             sparsity = 1 - module.values.numel() / max(module.weight_shape.numel(), 1)
             reason = kernels.unavailable()
@@ -70,7 +72,7 @@ def explain(model: nn.Module, backend_or_name: Backend | str = "skip") -> Explan
             if param is None or param.dim() < 2:
                 continue
             mask = masks.get(id(param))
-            sparsity = 0.0 if mask is None else 1 - int(mask.count_nonzero()) / max(mask.numel(), 1)
+            sparsity = 0.0 if mask is None else counts.sparsity(mask)
             reason = _reason(module, name, param, mask, sparsity, chosen)
             name, kind = f"{path}.{name}".lstrip("."), type(module).__name__
             rows.append(LayerExecution(name, kind, sparsity, not reason, reason or ""))

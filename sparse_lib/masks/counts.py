@@ -39,6 +39,11 @@ def num_true(mask: Tensor) -> int:
     return int(mask.count_nonzero())
 
 
+def sparsity(mask: Tensor) -> float:
+    """Fraction of zeros of a bool mask of any shape, in [0, 1] (0 for an empty one)."""
+    return 1.0 - num_true(mask) / mask.numel() if mask.numel() else 0.0
+
+
 def allot(
     total: int,
     strength: Mapping[str, float],

@@ -34,7 +34,7 @@ from torch import nn
 from sparse_lib.checks import check_integer
 from sparse_lib.flops.model import LayerFlops, ModelFlops, count
 from sparse_lib.layers import describe
-from sparse_lib.masks.counts import num_nonzero
+from sparse_lib.masks import counts
 from sparse_lib.simulation.devices import device_spec
 from sparse_lib.simulation.spec import DeviceSpec
 
@@ -234,7 +234,7 @@ def simulate(
 def _of_masks(model: nn.Module) -> dict[str, float]:
     """The sparsity of each mask of a model, by full name of its weight."""
     return {
-        f"{path}.{name}".lstrip("."): 1 - int(mask.count_nonzero()) / max(mask.numel(), 1)
+        f"{path}.{name}".lstrip("."): counts.sparsity(mask)
         for path, module in model.named_modules()
         for name in module._parameters
         if (mask := module._buffers.get(f"{name}_mask")) is not None
@@ -266,7 +266,7 @@ def _weight_bytes(shape: tuple[int, ...], sparsity: float, weight_bytes: int) ->
         return numel * weight_bytes
     rows, columns = shape[0], numel // shape[0]
     index_bytes = 2 if columns <= 2**16 else 4
-    return num_nonzero(sparsity, numel) * (weight_bytes + index_bytes) + 4 * (rows + 1)
+    return counts.num_nonzero(sparsity, numel) * (weight_bytes + index_bytes) + 4 * (rows + 1)
 
 
 def _kept(flops: ModelFlops, *, recompute: bool) -> int:
@@ -307,14 +307,14 @@ def _layer_time(
     shares = (1 + num_forward) * share + of_weight_grad
     executed = layer.dense_flops
     if skipped:
-        executed = layer.with_weights(num_nonzero(skipped, layer.num_weights))
+        executed = layer.with_weights(counts.num_nonzero(skipped, layer.num_weights))
     weight_grad = layer.dense_flops if dense_weight_grad else executed
     transfer_s = exchange_s = 0.0
     if shape is not None:
         weights = (1 + num_forward) * _weight_bytes(shape, skipped, spec.weight_bytes)
         gradients = layer.num_weights * spec.weight_bytes
         if skipped and not dense_weight_grad:
-            gradients = num_nonzero(skipped, layer.num_weights) * spec.weight_bytes
+            gradients = counts.num_nonzero(skipped, layer.num_weights) * spec.weight_bytes
         if spec.streams_weights:
             transfer_s = max(weights, gradients) / spec.stream_bandwidth
         else:
