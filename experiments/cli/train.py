@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 import yaml
@@ -19,7 +19,6 @@ from experiments.cli.options import RunId, Scale, app, check_device
 from experiments.errors import UserError, explained, sentence
 from experiments.evaluation import model as scoring
 from experiments.specs.code import training_code_hash
-from experiments.specs.cost import EXECUTIONS, PRECISIONS
 from experiments.specs.lookup import find_data, find_run, rerun_command
 from experiments.specs.read import computation_names
 from experiments.specs.run import Run
@@ -76,10 +75,10 @@ def train(
     ] = False,
 ) -> None:
     """Train one run, or go on where an interrupted one stopped."""
-    check_choice("execution", execution, EXECUTIONS)
+    check_choice("execution", execution, ("auto", "dense", "skip"))
     chosen = find_run(run)
     if precision is not None:
-        check_choice("precision", precision, PRECISIONS)
+        check_choice("precision", precision, get_args(tasks.Precision))
     check_device(device)
     if score:
         scoring.quiet_and_offline()

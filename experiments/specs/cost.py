@@ -6,10 +6,6 @@ from typing import Any
 
 from experiments.specs.run import RunSpec
 
-DEVICE = r"auto|cpu|mps|cuda(:\d+)?"
-DEVICES = "auto, cpu, mps, cuda or cuda:<number>"
-EXECUTIONS = ("auto", "dense", "skip")
-PRECISIONS = ("fp32", "bf16", "tf32")
 #: Bytes of a weight in training: itself, its gradient, two states, a state being saved, its mask.
 TRAINING_BYTES = 4 * 6 + 1
 #: Memory that Python, torch and the data take.

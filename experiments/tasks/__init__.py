@@ -88,6 +88,10 @@ class Stable(Strict):
     )
 
 
+#: How the matrix products of a training are computed.
+Precision = Literal["fp32", "bf16", "tf32"]
+
+
 class Recipe(Strict, ABC):
     """Optimisation of one run, as far as tasks share it: linear warm-up, then a cosine."""
 
@@ -102,7 +106,7 @@ class Recipe(Strict, ABC):
         description="warm-up, constant rate and decay in place of warm-up and cosine",
         exclude_if=lambda value: value is None,
     )
-    precision: Literal["fp32", "bf16", "tf32"] = Field(
+    precision: Precision = Field(
         "fp32", description="of matrix products", exclude_if=lambda value: value == "fp32"
     )
     compile: bool = Field(

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from experiments.errors import UserError
-from experiments.specs.cost import DEVICE, DEVICES
+
+DEVICE = r"auto|cpu|mps|cuda(:\d+)?"
+DEVICES = "auto, cpu, mps, cuda or cuda:<number>"
 
 
 def resolve(name: str) -> torch.device:
