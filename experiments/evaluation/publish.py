@@ -17,8 +17,8 @@ from experiments.data.base import Dataset
 from experiments.errors import UserError
 from experiments.evaluation.files import weights_hash
 from experiments.store.io import read_json
+from experiments.store.paths import MASKS, STATES
 
-MASKS = "masks.safetensors"
 PROFILE = "https://w3id.org/ro/wfrun/process/0.5"
 LICENSE = "https://spdx.org/licenses/Apache-2.0"
 #: Writes the text of the card from a run's ``train.json``, its evaluations and its tensors.
@@ -47,7 +47,7 @@ def publish(folder: Path, out: Path, card: Card) -> Path:
     made = out.with_name(f".{out.name}.{os.getpid()}")
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
-        shutil.copytree(model, made, ignore=shutil.ignore_patterns("states", ".snakemake*"))
+        shutil.copytree(model, made, ignore=shutil.ignore_patterns(STATES, ".snakemake*"))
         (made / "run.yaml").write_text(yaml.safe_dump(train["spec"], sort_keys=False), "utf-8")
         config = read_json(made / "config.json")
         text = card(

@@ -23,6 +23,9 @@ REPORTS = Path("reports")
 STATE = Path("state")
 #: Folders of ``results/<scale>`` that belong to no study.
 RESERVED = ("runs", "computations", "verify")
+#: In a run's ``model``: the masks that its weights were trained with, and the folder of states that
+#: other runs continue, named by their steps.
+MASKS, STATES = "masks.safetensors", "states"
 MAX_LENGTH = 200
 
 
@@ -63,7 +66,7 @@ def run(scale_name: str, run_id: str) -> Path:
 
 
 def verified(scale_name: str, run_id: str) -> Path:
-    """The same of a run that was trained again to compare it with its record."""
+    """Files as those of `run`, from training a run again to compare it with its record."""
     return scale(scale_name) / "verify" / name("run", run_id)
 
 

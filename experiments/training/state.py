@@ -19,9 +19,7 @@ import torch
 
 from experiments.digest import file_digest
 from experiments.store.io import flush_folder, write_whole
-
-#: Folder beside a run's weights with the states that other runs continue, named by their steps.
-STATES = "states"
+from experiments.store.paths import STATES
 
 #: The last state, and the one before it in case that the last is damaged.
 NUM_KEPT = 2

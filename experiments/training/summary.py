@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from experiments import machine
 from experiments.store.io import write_json, write_whole
+from experiments.store.paths import STATES
 from experiments.training.device import gpu_facts
-from experiments.training.state import STATES
 from sparse_lib.masks.counts import num_true
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from experiments import machine, tasks
 from experiments.errors import Diverged, refusals
 from experiments.models import _transform
 from experiments.specs.run import RunSpec
+from experiments.store.paths import MASKS
 from experiments.training import weights
 from experiments.training.device import resolve
 from experiments.training.state import generators, set_generators
@@ -231,7 +232,7 @@ class Trainer:
         if masks:
             from safetensors.torch import save_file
 
-            save_file(masks, folder / weights.MASKS)
+            save_file(masks, folder / MASKS)
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:

@@ -10,14 +10,12 @@ import torch
 from experiments.digest import file_digest
 from experiments.errors import UserError
 from experiments.specs.run import RunSpec
-from experiments.training.state import STATES
+from experiments.store.paths import MASKS, STATES
+from experiments.tasks import Task
 from sparse_lib.checkpoint import densify, load_checkpoint, read_safetensors
 
-#: Beside the exported weights: the masks that they were trained with.
-MASKS = "masks.safetensors"
 
-
-def take_over(model: torch.nn.Module, path: Path, spec: RunSpec, task: Any) -> str:
+def take_over(model: torch.nn.Module, path: Path, spec: RunSpec, task: Task) -> str:
     """Give a model the weights and masks of a file; returns the hash of the file.
 
     Args:

@@ -13,10 +13,10 @@ from filelock import FileLock
 from safetensors.torch import load_file
 
 from experiments.specs.run import RunSpec
+from experiments.store.paths import MASKS
 from experiments.tasks import lm, warmup_cosine
 from experiments.training import loop as training
 from experiments.training.state import Saved
-from experiments.training.weights import MASKS
 from sparse_lib.execution import kernels
 from tests.experiments.specs.edit import edited
 from tests.experiments.training.short import (
