@@ -6,7 +6,6 @@ import re
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
@@ -52,31 +51,20 @@ def whole(corpus, tmp_path_factory):
     return weights(folder)
 
 
-def test_a_state_of_other_code_is_not_resumed(killed, corpus, tmp_path, capsys, whole):
+@pytest.mark.parametrize("part", ["code", "data"])
+def test_a_state_of_other_code_or_data_is_left(part, killed, corpus, tmp_path, capsys, whole):
     killed(tmp_path, corpus)
+    data = shutil.copytree(corpus, tmp_path / "data")
+    if part == "data":
+        meta = json.loads((data / "meta.json").read_text()) | {"hash": "other"}
+        seal(data, meta, data.glob("*.bin"))
     capsys.readouterr()
-    result = run_training(short_spec("rigl"), corpus, tmp_path, code_hash="2" * 64)
+    code_hash = "2" * 64 if part == "code" else "1" * 64
+    result = run_training(short_spec("rigl"), data, tmp_path, code_hash=code_hash)
     said = capsys.readouterr().out
-    assert "the code has changed since step 16, so the run begins anew" in said
-    assert start_of(said) == 0 and result["code_hash"] == "2" * 64
-    assert weights(tmp_path) == whole  # the code is the same after all
-
-
-def test_a_state_of_other_data_is_not_resumed(killed, corpus, tmp_path, capsys):
-    killed(tmp_path, corpus)
-    other = tmp_path / "other"
-    (other / "tokenizer").mkdir(parents=True)
-    for split in ("train", "validation", "test"):
-        tokens = np.fromfile(corpus / f"{split}.bin", np.uint16)[::-1]
-        tokens.astype(np.uint16).tofile(other / f"{split}.bin")
-    meta = json.loads((corpus / "meta.json").read_text()) | {"hash": "reversed"}
-    seal(other, meta, other.glob("*.bin"))
-    capsys.readouterr()
-    result = run_training(short_spec("rigl"), other, tmp_path)
-    assert "the data has changed since step 16, so the run begins anew" in capsys.readouterr().out
-    assert result["data"]["hash"] == "reversed"
-    run_training(short_spec("rigl"), other, tmp_path / "fresh")
-    assert weights(tmp_path) == weights(tmp_path / "fresh")
+    assert f"the {part} has changed since step 16, so the run begins anew" in said
+    assert start_of(said) == 0 and weights(tmp_path) == whole  # code and tokens are the same
+    assert (result["code_hash"], result["data"]["hash"] == "other") == (code_hash, part == "data")
 
 
 def test_a_validation_split_without_a_window_is_refused_before_a_step(corpus, tmp_path):
