@@ -287,25 +287,6 @@ def test_fans_follow_the_storage_order_of_each_kind(layout, shape, expected):
     assert fans(shape, layout) == expected
 
 
-def test_roles_of_gpt2_and_resnet():
-    layers = {layer.weight_name: layer for layer in describe(gpt2())}
-    c_fc = layers["transformer.h.0.mlp.c_fc.weight"]
-    assert (c_fc.kind, c_fc.layout.inputs_first, c_fc.fan_in, c_fc.fan_out) == (
-        "conv1d",
-        True,
-        8,
-        32,
-    )
-    head = layers["lm_head.weight"]
-    assert (head.role, head.tied_to) == ("head", "transformer.wte.weight")
-    assert layers["transformer.wte.weight"].role == "embedding"
-
-    roles = {layer.weight_name: layer.role for layer in describe(resnet())}
-    assert roles["resnet.embedder.embedder.convolution.weight"] == "stem"
-    assert roles["classifier.1.weight"] == "head"
-    assert roles["resnet.encoder.stages.1.layers.0.shortcut.convolution.weight"] == "block"
-
-
 def test_default_filter_takes_blocks_only_and_sees_tied_and_reparametrized_weights():
     for build, num_sparse in ((gpt2, 4), (llama, 7), (resnet, 6)):
         model = build()

@@ -218,13 +218,6 @@ def test_global_masks_share_one_exact_count(parts, sparsity):
         assert sparsity == 1 or mask.any() or not numbers[name]
 
 
-def test_global_by_hand():
-    scores = {"a": torch.tensor([9.0, 8.0, 7.0, 6.0]), "b": torch.tensor([[1.0, 2.0]])}
-    masks = make_masks_global_topk(scores, 0.5)
-    assert masks["a"].tolist() == [True, True, False, False]
-    assert masks["b"].tolist() == [[False, True]]
-
-
 def test_generators_depend_on_all_three_and_scores_of_half_precision_do_not_tie():
     state = torch.get_rng_state()
     keys = [(0, "fc.weight", 0), (1, "fc.weight", 0), (0, "fc2.weight", 0), (0, "fc.weight", 1)]
