@@ -8,11 +8,13 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from experiments import computations
 from experiments.analysis import figures, style, tables
 from experiments.analysis.figures import ift_transforms
 from experiments.analysis.methods import Methods
 from experiments.errors import UserError
 from experiments.specs.lookup import planned_study
+from experiments.specs.read import computation_names
 from experiments.specs.run import Transform
 from experiments.specs.schema import Method, Start
 from experiments.store import tidy
@@ -21,6 +23,17 @@ from sparse_lib import ift
 from tests.experiments.analysis import kept
 
 pytestmark = pytest.mark.usefixtures("computed")
+
+
+@pytest.fixture(scope="module")
+def computed(tmp_path_factory):
+    """A folder with the results of all computations at their smallest, as the current one."""
+    root = tmp_path_factory.mktemp("root")
+    for name in computation_names():
+        computations.write(name, "smoke", root / "results/small/computations" / name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        yield
 
 
 @pytest.fixture(scope="module")
