@@ -79,10 +79,10 @@ class Evidence:
         rows = self.scores[self.scores["metric"].isin(names)]
         return rows.pivot_table("value", "run", "metric")
 
-    def at(self, place: Place, *, models: Sequence[str] | None = None) -> pd.DataFrame:
+    def at(self, place: Place) -> pd.DataFrame:
         """Runs of evidence on a workload, finished or not."""
         rows = self.runs[~self.runs["trials"]]
-        wanted = list(models or [*place.models, *([place.b_model] if place.b_model else [])])
+        wanted = [*place.models, *([place.b_model] if place.b_model else [])]
         rows = rows[rows["model"].isin(wanted) & (rows["dataset"] == place.data)]
         budgets = [place.budget, place.b_budget or place.budget]
         return rows[rows["budget"].isin(budgets) & (rows["stable"] == place.stable)]
