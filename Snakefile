@@ -44,7 +44,7 @@ rule rerun:
     input:
         lambda wildcards: REQUEST.rerun_pages(),
     log:
-        f"logs/report/{SCALE}/index.log",
+        f"logs/report/{SCALE}/rerun.log",
     localrule: True
     params:
         scale=SCALE,

@@ -78,7 +78,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def of(job: Any, core_seconds: float) -> tuple[str, float]:
+def name_and_cost(job: Any, core_seconds: float) -> tuple[str, float]:
     """Name and expected core-seconds of a job of the workflow.
 
     Args:

@@ -38,6 +38,7 @@ except (UserError, OSError) as error:
 os.environ.update(REQUEST.environment)
 os.environ.update(request.this_python_and_code_first())
 SCALE = REQUEST.scale
+VERIFIES = "verify" in sys.argv  # which replaces no result
 RESULTS_LOCK = FileLock("results/.lock")
 PROGRESS = progress.Progress()
 logger.addFilter(PROGRESS)
@@ -54,13 +55,13 @@ onstart:
         raise WorkflowError(
             "another snakemake is working on results/; wait for it or stop it"
         )
-    if "verify" not in sys.argv:  # which replaces no result
+    if not VERIFIES:
         REQUEST.note_reruns()
     PROGRESS.plan(
         (
             (
                 workflow.dag.jobid(job),
-                *progress.of(job, REQUEST.cost(job.wildcards)),
+                *progress.name_and_cost(job, REQUEST.cost(job.wildcards)),
             )
             for job in workflow.dag.needrun_jobs()
         ),
@@ -76,11 +77,11 @@ onstart:
 
 
 onsuccess:
-    if "verify" not in sys.argv:
+    if not VERIFIES:
         REQUEST.note_reruns(done=True)
         logger.info(f"Pages and figures are in reports/{SCALE}/.")
 
 
 onerror:
-    if "verify" not in sys.argv:  # which may have ended, with a run that differs
+    if not VERIFIES:  # which may have ended, with a run that differs
         logger.error("The same command goes on where this one stopped.")
