@@ -279,14 +279,10 @@ class Request:
 
     def verified(self) -> list[str]:
         """New records of the committed runs that are asked for."""
-        shown, known = {*self.shown(self.scale)}, reference.entries()
+        shown = {*self.shown(self.scale)}
         runs = self.again or [r for r in self.runs(self.scale).values() if {*r.studies} & shown]
-        files = [paths.verified(self.scale, run.id) for run in runs if run.id in known]
-        if not files:
-            raise SpecError(
-                f"no record of {' '.join(self.named())} is committed, so there is nothing to verify"
-            )
-        return [(file / "record.json").as_posix() for file in files]
+        found = reference.recorded(runs, " ".join(self.named()))
+        return [(paths.verified(self.scale, run.id) / "record.json").as_posix() for run in found]
 
     def named(self) -> list[str]:
         """Options of the command ``verify`` for what is asked for."""
@@ -361,7 +357,7 @@ class Request:
         return attempt * max(15, round(10 * self.run(wildcards).core_seconds / 60))
 
     def computation_minutes(self, wildcards: Any) -> int:
-        """The same for a computation."""
+        """Limit of a computation's job: ten times its cost, at least a quarter of an hour."""
         return max(15, round(10 * self.cost(wildcards) / 60))
 
     def note_reruns(self, *, done: bool = False) -> None:

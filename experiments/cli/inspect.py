@@ -260,10 +260,10 @@ def where(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> No
     for line in render.short(ledger.nine(found)):
         print(f"  {line}")
     print(f"The page is {folder}/index.html; its cards have the command that repeats each.")
-    from experiments.cli.verify import came_out
+    from experiments.cli.verify import judged
     from experiments.store import verification
 
-    if again := came_out(chosen["scale"], chosen["study"]):
+    if again := judged(chosen["scale"], chosen["study"]):
         for item in again:
             if not item.is_good:
                 print(item.line())

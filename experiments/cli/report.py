@@ -199,12 +199,12 @@ def keep(
     not those of here.
     """
     paths.scale(scale)
-    from experiments.cli.verify import came_out
+    from experiments.cli.verify import judged
     from experiments.store import reference, verification
 
     if source is None:
         kept = reference.fold(reference.read_own(scale))
-        verification.keep(came_out(scale, folder=paths.verified))
+        verification.keep(judged(scale, folder=paths.verified))
     else:
         from experiments.pack import returned
 

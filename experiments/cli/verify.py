@@ -38,12 +38,7 @@ def named_runs(run: str | None, study: str | None, scale: str | None) -> list[Ru
         check_choice("scale", scale or "quick", SCALES)
         check_study(study or "all", "all")
         chosen = runs_of(scale or "quick", study or "all")
-    known = reference.entries()
-    found = [each for each in chosen if each.id in known]
-    if not found:
-        asked = run or " ".join(filter(None, (study, scale)))
-        raise SpecError(f"no record of {asked} is committed, so there is nothing to verify")
-    return found
+    return reference.recorded(chosen, run or " ".join(filter(None, (study, scale))))
 
 
 @app.command()
@@ -128,7 +123,7 @@ def train_again(run: Run, *, repeat: bool = False) -> None:
     gather(folder)
 
 
-def came_out(
+def judged(
     scale: str, study: str = "all", *, folder: Callable[[str, str], Path] = paths.run
 ) -> list[Verified]:
     """How the committed runs came out that have a new record: in this folder, or in `verified`."""

@@ -15,7 +15,7 @@ from experiments.specs.expand import all_runs
 from experiments.specs.lookup import known_runs
 from experiments.specs.read import BEFORE_RETIREMENT
 from experiments.specs.run import Run
-from experiments.specs.schema import SCALES, check_choice
+from experiments.specs.schema import SCALES, SpecError, check_choice
 from experiments.store import parquet, paths
 from experiments.store.io import read_json
 
@@ -43,6 +43,14 @@ def _entries(files: tuple[tuple[Path, int, int], ...]) -> dict[str, Entry]:
         for file, *_ in files
         for row in parquet.arrow(file, columns=columns).to_pylist()
     }
+
+
+def recorded(runs: Iterable[Run], asked: str) -> list[Run]:
+    """Those of some runs that have a committed record; raises `SpecError` where none has."""
+    known = entries()
+    if not (found := [run for run in runs if run.id in known]):
+        raise SpecError(f"no record of {asked} is committed, so there is nothing to verify")
+    return found
 
 
 def find(run_id: str) -> dict[str, Any]:
