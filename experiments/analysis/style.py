@@ -115,8 +115,10 @@ def save_png(figure: Figure, path: Path) -> None:
     palette.save(path)
 
 
-def panels(rows: int, *, height: float = PANEL_HEIGHT, heights: Sequence[float] = ()) -> tuple:
-    """Return a figure of stacked panels that stays readable on a phone, and its axes.
+def panels(
+    rows: int, *, height: float = PANEL_HEIGHT, heights: Sequence[float] = ()
+) -> tuple[Figure, list[Axes]]:
+    """A figure of stacked panels that stays readable on a phone, and its axes.
 
     Args:
         rows: Number of panels; 0 gives one, to say that it is empty.

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from sparse_lib.checks import check_integer, check_seed
 from sparse_lib.core import averages, distributed, registry  # noqa: F401 (averages copy masks)
@@ -357,7 +358,7 @@ class SparsityAlgorithm(Applied):
             raise ValueError("this tensor is not a sparse parameter of the algorithm")
         return found
 
-    def register_target_sparsity_hook(self, hook: Callable) -> Any:
+    def register_target_sparsity_hook(self, hook: Callable) -> RemovableHandle:
         """Call ``hook(algorithm, name, target)`` once per distinct schedule after each step.
 
         ``name`` is the common prefix of the parameters' names and ``*``. Returns a handle with
@@ -365,7 +366,7 @@ class SparsityAlgorithm(Applied):
         """
         return register_hook(self._target_hooks, hook)
 
-    def register_computed_sparsity_hook(self, hook: Callable) -> Any:
+    def register_computed_sparsity_hook(self, hook: Callable) -> RemovableHandle:
         """Call ``hook(algorithm, name, sparsity of the mask)`` per parameter after each step.
 
         Returns a handle with ``remove()``.

@@ -33,7 +33,7 @@ class DenseGradients:
         self._arriving: dict[str, tuple[Tensor, bool]] = {}
         self._given: dict[str, Tensor] = {}
         self._told_of_combined = False
-        self._handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
         self.factors: dict[str, float | None] = {}
         """By full name, the factor that `measure` found in this step; None where none tells."""
         self._seen: dict[str, tuple[weakref.ref[Tensor], int]] = {}
@@ -77,7 +77,7 @@ class DenseGradients:
             handle.remove()
         self._handles.clear()
 
-    def _hook(self, sparse: SparseParameter) -> Any:
+    def _hook(self, sparse: SparseParameter) -> RemovableHandle:
         # Weak: the hooks live on the parameter, which must not keep this alive.
         reference, name = weakref.ref(self), sparse.name
         is_sharded = shards.is_sharded(sparse.param)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from sparse_lib.core import mistakes, optimizers, parameter
 from sparse_lib.core.codes import Codes
@@ -60,7 +61,7 @@ class Driver:
 
     def _unplug(self) -> None:
         self._optimizer: weakref.ref[Optimizer] | None = None
-        self._handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
         self._not_held: set[int] = set()  # ids of parameters that the optimizer does not have
         self._set_aside: list[tuple[Tensor, Tensor]] = []
         self._looks_for_state = self._optimizer_was_loaded = False

@@ -105,10 +105,8 @@ class DropAndGrow(DynamicSparsityAlgorithm):
         del magnitude
         new = self.grow(p, kept, count, sparsity)
         if num_true(new) < min(num_true(mask), self.rules.count(sparsity, p.numel())):
-            score = self.checked_score(
-                "drop_score", p
-            )  # NaN grows nowhere, so what was dropped stays
-            score = torch.where(mask & ~new, score, torch.nan)
+            score = self.checked_score("drop_score", p)
+            score = torch.where(mask & ~new, score, torch.nan)  # NaN grows nowhere
             new = make_mask_grow_maximum(score, new, sparsity, **options)
         return new
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from sparse_lib.checks import SettingError, check_seed, positional
 from sparse_lib.core import distributed
@@ -159,11 +160,11 @@ class Group(Applied):
                         warn(f"no parameter matches {glob!r}, {where}")
         return list(zip(self.algorithms, parts, strict=True))
 
-    def register_target_sparsity_hook(self, hook: Callable) -> list[Any]:
+    def register_target_sparsity_hook(self, hook: Callable) -> list[RemovableHandle]:
         """Register the hook on every member; returns a list of handles."""
         return [a.register_target_sparsity_hook(hook) for a in self.algorithms]
 
-    def register_computed_sparsity_hook(self, hook: Callable) -> list[Any]:
+    def register_computed_sparsity_hook(self, hook: Callable) -> list[RemovableHandle]:
         """Register the hook on every member; returns a list of handles."""
         return [a.register_computed_sparsity_hook(hook) for a in self.algorithms]
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.utils.hooks import RemovableHandle
 
 from sparse_lib.core.codes import Codes, is_quantized
 from sparse_lib.masks import shards
@@ -72,7 +73,7 @@ class MaskGuard:
         self._words: dict[tuple[int, torch.device], Tensor] = {}
         self._words_of: tuple[Tensor | None, int] = (None, -1)
         self._clean_gradient: tuple[Tensor | None, int, int] = (None, -1, -1)
-        self._handle: Any = None
+        self._handle: RemovableHandle | None = None
         # Called with a sharded parameter's gradient before it is masked, and whether an earlier
         # micro-batch's is in it.
         self.before_masking: Callable[[Tensor, bool], None] | None = None

@@ -125,7 +125,7 @@ def solve_sparsity(
     ]
 
 
-def _count_new(model: nn.Module, size: dict[str, Any] | None) -> Any:
+def _count_new(model: nn.Module, size: dict[str, Any] | None) -> ModelFlops | None:
     """FLOPs of a transformed model; ValueError if its own code needs a layer as it was before."""
     try:
         return _count(model, size)

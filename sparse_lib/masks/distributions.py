@@ -67,6 +67,7 @@ def er(
         first: Fixed sparsity of the first tensor, or None; the rest make up for it.
         last: Fixed sparsity of the last tensor, or None; the rest make up for it.
         experts: Names of tensors whose first dimension counts experts, each a layer of its own.
+        kernels: Whether kernel sizes count, as in `erk`.
 
     Returns:
         Name to sparsity.
