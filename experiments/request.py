@@ -76,20 +76,21 @@ class Request:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = checked(config)
         run = str(self.config["run"])
-        self.again = [] if run == "none" else find_runs(run)
-        self.scale: str = self.again[0].scale if self.again else self.config["scale"]
+        #: The runs that ``--config run=`` names, to train them again.
+        self.chosen = [] if run == "none" else find_runs(run)
+        self.scale: str = self.chosen[0].scale if self.chosen else self.config["scale"]
         #: Errors of studies that nothing was asked of, by their names.
         self.broken: dict[str, SpecError] = {}
         self.runs(self.scale)
-        asked = [self.config["study"], *(study for run in self.again for study in run.studies)]
+        asked = [self.config["study"], *(study for run in self.chosen for study in run.studies)]
         for name in self.broken:
-            if name in asked or (self.config["study"] == "all" and not self.again):
+            if name in asked or (self.config["study"] == "all" and not self.chosen):
                 raise self.broken[name]
         self.studies = {name: load_study(name) for name in study_names() if name not in self.broken}
         self.reruns, unfinished = read_reruns()
-        if unfinished != sorted(run.id for run in self.again):  # else the same command goes on
-            for chosen in self.again:
-                self.reruns[chosen.id] = self.reruns.get(chosen.id, 0) + 1
+        if unfinished != sorted(run.id for run in self.chosen):  # else the same command goes on
+            for each in self.chosen:
+                self.reruns[each.id] = self.reruns.get(each.id, 0) + 1
 
     @functools.cache  # noqa: B019 (one request lives as long as its process)
     def runs(self, scale: str) -> dict[str, Run]:
@@ -120,9 +121,9 @@ class Request:
         """Sentences on missing data, broken studies, and one that has nothing at the scale."""
         found = [f"{name} is left out: {error}" for name, error in self.broken.items()]
         study, shown = self.config["study"], self.shown(self.scale)
-        if self.again or self.config["reuse"] != "only":
+        if self.chosen or self.config["reuse"] != "only":
             names, runs = {*shown}, self.runs(self.scale).values()
-            wanted = self.again or [run for run in runs if names & {*run.studies}]
+            wanted = self.chosen or [run for run in runs if names & {*run.studies}]
             problems = map(self._missing, {run.spec.data.label: run for run in wanted}.values())
             found += [f"Missing data: {problem}" for problem in problems if problem]
         if not shown:
@@ -144,17 +145,17 @@ class Request:
         for folder in (Path(), paths.RESULTS):
             if folder.exists() and not os.access(folder, os.W_OK):
                 raise SpecError(f"{folder.resolve()} cannot be written; work in a copy")
-        if self.again or self.config["reuse"] != "none":
+        if self.chosen or self.config["reuse"] != "none":
             reference.entries()
 
     def check_library(self) -> None:
         """Let the library check sparsity configurations and the device, once per change."""
         device = self.config["device"]
-        if not self.again and self.config["reuse"] == "only":
+        if not self.chosen and self.config["reuse"] == "only":
             return  # nothing is trained
         specs: list[tuple[Any, ...]] = []
         study = self.config["study"]
-        one = [] if study == "all" or self.again else ["--study", study]
+        one = [] if study == "all" or self.chosen else ["--study", study]
         for run in self.runs(self.scale).values():
             if one and study not in run.studies:
                 continue
@@ -197,26 +198,26 @@ class Request:
         For those their committed records stand, where asked for and fit. While single runs are
         redone, no other run is trained: the records at hand stand for them.
         """
-        again = {run.id for run in self.again}
+        chosen = {run.id for run in self.chosen}
         files: list[str] = []
         ids: list[str] = []
         for run in self.runs(scale).values():
             if study not in run.studies:
                 continue
             own = paths.run(run.scale, run.id) / "record.json"
-            makes = not self.again or run.id in again or own.exists()
-            borrows = run.id not in again and (self.config["reuse"] != "none" or not makes)
+            makes = not self.chosen or run.id in chosen or own.exists()
+            borrows = run.id not in chosen and (self.config["reuse"] != "none" or not makes)
             if borrows and reference.reusable(run):
                 ids.append(run.id)
-            elif makes and (self.config["reuse"] != "only" or run.id in again):
+            elif makes and (self.config["reuse"] != "only" or run.id in chosen):
                 files.append(own.as_posix())
         return files, ids
 
     def rerun_pages(self) -> list[str]:
         """Pages of the studies whose runs are redone."""
-        if not self.again:
+        if not self.chosen:
             raise SpecError("run is none: rerun needs --config run=<run id>")
-        studies = sorted({study for run in self.again for study in run.studies})
+        studies = sorted({study for run in self.chosen for study in run.studies})
         return [f"{paths.page(self.scale, study).as_posix()}/index.html" for study in studies]
 
     def shown(self, scale: str) -> dict[str, Study]:
@@ -237,11 +238,11 @@ class Request:
 
         While single runs are redone, these are the studies that have the runs.
         """
-        again = {study for run in self.again for study in run.studies}
+        named = {study for run in self.chosen for study in run.studies}
         return [
             f"results/{scale}/{name}/records.csv"
             for name in self.shown(scale)
-            if not self.again or name in again
+            if not self.chosen or name in named
         ]
 
     def figures(self, scale: str) -> list[str]:
@@ -280,14 +281,14 @@ class Request:
     def verified(self) -> list[str]:
         """New records of the committed runs that are asked for."""
         shown = {*self.shown(self.scale)}
-        runs = self.again or [r for r in self.runs(self.scale).values() if {*r.studies} & shown]
-        found = reference.recorded(runs, " ".join(self.named()))
+        runs = self.chosen or [r for r in self.runs(self.scale).values() if {*r.studies} & shown]
+        found = reference.recorded(runs, " ".join(self.verify_options()))
         return [(paths.verified(self.scale, run.id) / "record.json").as_posix() for run in found]
 
-    def named(self) -> list[str]:
+    def verify_options(self) -> list[str]:
         """Options of the command ``verify`` for what is asked for."""
-        if self.again:
-            return ["--run", ",".join(run.id for run in self.again)]
+        if self.chosen:
+            return ["--run", ",".join(run.id for run in self.chosen)]
         study = self.config["study"]
         return ["--scale", self.scale, *(["--study", study] if study != "all" else [])]
 
@@ -362,8 +363,8 @@ class Request:
 
     def note_reruns(self, *, done: bool = False) -> None:
         """Note how often runs were asked for again, and whether all of them are done."""
-        if self.again:
-            unfinished = [] if done else sorted(run.id for run in self.again)
+        if self.chosen:
+            unfinished = [] if done else sorted(run.id for run in self.chosen)
             RERUNS.parent.mkdir(exist_ok=True)
             write_json(RERUNS, {"times": self.reruns, "unfinished": unfinished})
 

@@ -45,7 +45,7 @@ class Gate:
     notes: str = ""
 
 
-def ask(
+def check_fairness(
     evidence: Evidence,
     rows: pd.DataFrame,
     arms: Sequence[Arm],
@@ -54,7 +54,7 @@ def ask(
     rates: str,
     equal_flops: bool = False,
 ) -> Gate:
-    """Ask the gate about the arms of a comparison.
+    """Whether the comparison of some arms is a fair test.
 
     Args:
         arms: Arm a and arm b of each model in turn.

@@ -15,7 +15,7 @@ from experiments.findings import pool
 from experiments.findings.claim import Check, Claim, Comparison, Outcome, Place
 from experiments.findings.estimate import NO_TEST, Arm, Estimate, Word, estimate, judge
 from experiments.findings.evidence import Evidence
-from experiments.findings.gate import Gate, ask
+from experiments.findings.gate import Gate, check_fairness
 
 AGREES, DIFFERS = "check: agrees", "check: differs"
 #: Relative difference up to which computed numbers agree with published ones.
@@ -102,7 +102,8 @@ def find(claim: Claim, comparison: Comparison, evidence: Evidence) -> Finding:
         target = published.value * (e.means[1] / published.of if published.of else 1.0)
         size = "published share of our loss" if published.of else "published effect"
     costs = comparison.equal_flops
-    gate = ask(evidence, rows, arms, outcome, rates=place.rates or claim.rates, equal_flops=costs)
+    rates = place.rates or claim.rates
+    gate = check_fairness(evidence, rows, arms, outcome, rates=rates, equal_flops=costs)
     word = Word(NO_TEST, reason=gate.failed)
     if not gate.failed:
         word = judge(e, target, published=size)

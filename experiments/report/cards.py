@@ -387,7 +387,7 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
         ],
         "differs": _filled(shown.differs, known),
         "doubt": _filled(shown.doubt, known),
-        "verified": verification.words(found.runs),
+        "verified": verification.repeats(found.runs),
         "commands": commands(found, evidence),
     }
 

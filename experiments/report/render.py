@@ -239,7 +239,7 @@ def _read_table(
             cells = table["runs"].fillna("").astype(str)
             groups = [tuple(sorted({*cell.split()}, key=names.__getitem__)) for cell in cells]
             behind |= dict.fromkeys(filter(None, groups))
-            table["trained again"] = [verification.words(ids) or None for ids in groups]
+            table["trained again"] = [verification.repeats(ids) or None for ids in groups]
         hidden = ["runs", *(RUN_FACTS if "run" in table else ())]
         table = table.drop(columns=hidden, errors="ignore")
         if "method" in table:

@@ -120,7 +120,7 @@ def kept() -> list[dict[str, str]]:
     return list(csv.DictReader(text.splitlines()))
 
 
-def words(runs: Collection[str]) -> str:
+def repeats(runs: Collection[str]) -> str:
     """How many of some committed runs were trained again, where, and how; empty for none."""
     rows = [row for row in kept() if row["run"] in runs]
     if not rows:

@@ -28,6 +28,6 @@ rule verify:
         f"logs/verify/{SCALE}.log",
     localrule: True
     params:
-        named=REQUEST.named(),
+        named=REQUEST.verify_options(),
     shell:
         "python -m experiments verify --trained {params.named:q} 2>&1 | tee {log:q}"

@@ -163,7 +163,7 @@ def test_another_machine_may_round_otherwise(loss, machine, seeds, verdict):
 def test_pages_say_how_often_and_where_runs_were_trained_again(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "REFERENCE", tmp_path)
     monkeypatch.setattr(reference, "entries", lambda: {"x": None, "y": None})
-    assert verification.words(("x", "y")) == ""
+    assert verification.repeats(("x", "y")) == ""
     found = [("x", "a", "same bits"), ("x", "b", "within rounding"), ("gone", "a", "same bits")]
     items = [
         verification.Verified(run, word, "loss", 1.0, 1.0, "", ("a", where))
@@ -172,9 +172,9 @@ def test_pages_say_how_often_and_where_runs_were_trained_again(tmp_path, monkeyp
     verification.keep(items[:1])
     verification.keep(items)
     said = "1 of 2 runs, on 2 kinds of machine: as recorded"
-    assert verification.words(("x", "y")) == said
+    assert verification.repeats(("x", "y")) == said
     verification.keep([items[1]._replace(verdict="differs")])
-    assert verification.words(("x",)).endswith(": 1 differed")
+    assert verification.repeats(("x",)).endswith(": 1 differed")
     assert {row["run"] for row in verification.kept()} == {"x"}
 
 
