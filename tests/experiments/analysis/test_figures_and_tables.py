@@ -269,13 +269,12 @@ def test_names_and_looks_follow_the_facts_of_a_study():
     assert looks.treatment("sparse-75", 0.75) == "Sparse fine-tuned 75%"
 
 
-def test_every_mean_line_has_markers():
-    frames = kept.frames(kept.make(seeds=2))
-    looks = Methods(frames[2])
+def test_every_mean_line_has_markers(full):
+    looks = Methods(full[2])
     colors = {looks[method].color for method in kept.METHODS}
     for name in ("loss_curves", "churn_itop", "schedules", "granet_vs_rigl"):
         with style.sheet(), matplotlib.rc_context({"figure.constrained_layout.use": False}):
-            figure = figures.load(name).draw(*frames)
+            figure = figures.load(name).draw(*full)
         for line in (line for axes in figure.axes for line in axes.lines):
             is_mean = line.get_color() in colors and line.get_alpha() is None
             if is_mean and len(line.get_xdata()) > 2:

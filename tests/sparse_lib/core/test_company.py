@@ -1,4 +1,4 @@
-"""Sparse training in company: several optimizers, replaced modules, copies, accelerate, compile."""
+"""Sparse training in company: several optimizers, replaced modules, copies, averages, compile."""
 
 import copy
 import pickle
@@ -63,27 +63,6 @@ def test_an_optimizer_that_lacks_sparse_parameters_is_warned_of_unless_they_are_
     optimizer.add_param_group({"params": model[2].parameters()})
     train(model, optimizer)
     assert is_masked(model)
-
-
-@pytest.mark.parametrize("make", ALGORITHMS.values(), ids=ALGORITHMS)
-@pytest.mark.parametrize("prepared_first", [True, False])
-def test_accelerate_trains_as_torch_does(make, prepared_first):
-    accelerate = pytest.importorskip("accelerate")
-    plain, algorithm = network(), make()
-    train(plain, driven(algorithm, plain, torch.optim.AdamW, 0.01))
-    model, algorithm = network(), make()
-    algorithm.apply(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    if not prepared_first:
-        algorithm.apply(optimizer)
-    model, optimizer = accelerate.Accelerator(cpu=True).prepare(model, optimizer)
-    algorithm.apply(optimizer)
-    algorithm.apply(optimizer)  # the same one again
-    train(model, optimizer)
-    assert algorithm.step == 3
-    assert_equal(state(plain), state(model))
-    algorithm.detach(optimizer)
-    assert not algorithm.drives_optimizer
 
 
 def by_a_new_module(model):
@@ -353,6 +332,7 @@ def test_another_optimizer_can_take_over():
     model, algorithm = nn.Linear(8, 8), sl.GMP(sl.schedules.Linear(0.0, 0.1), update=1, seed=0)
     optimizer = driven(algorithm, model)
     train(model, optimizer)
+    algorithm.apply(optimizer)  # the same one again
     before = algorithm.state_dict()
     other = torch.optim.AdamW(model.parameters())
     with pytest.raises(ValueError, match=r"detach\(optimizer\)"):
