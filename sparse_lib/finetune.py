@@ -55,7 +55,7 @@ def keep_zeros(model: nn.Module, optimizer: Any = None) -> Group:
 
 
 def keep_zeros_of(model: nn.Module, param_filter: Any, optimizer: Any = None) -> Group:
-    """As `keep_zeros`, of the weights that a filter ``f(name, param, model)`` takes."""
+    """As `keep_zeros`, for the weights that a filter ``f(name, param, model)`` takes."""
     if not any(param_filter(name, param, model) for name, param in model.named_parameters()):
         raise ValueError(
             "no weight of the model has zeros to keep; load the pruned weights first, or apply an "

@@ -48,7 +48,7 @@ _KINDS: tuple[tuple[Any, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the outputs and the inputs of a weight are.
+    """The dimensions of outputs and of inputs in a weight.
 
     Attributes:
         inputs_first: True if the weight is stored as (inputs, outputs).
@@ -81,7 +81,7 @@ class Layout:
 
 
 def layout_of(module: nn.Module, name: str, parameter: Tensor) -> Layout | None:
-    """Where the outputs and inputs of a module's parameter are, or None if that is not known.
+    """The `Layout` of a module's parameter, or None if it is not known.
 
     Known are torch's linear, convolution (grouped and transposed ones too), bilinear, embedding,
     recurrent and attention layers, transformers' ``Conv1D``, vectors, and experts that are stored

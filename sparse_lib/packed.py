@@ -137,7 +137,7 @@ def _empty_layer(kind: type[nn.Module]) -> nn.Module:
 
 
 def pack(model: nn.Module, *, least_sparsity: float = 0.5) -> list[str]:
-    """Have masked layers hold their unmasked weights alone, in place.
+    """Reduce masked layers to their unmasked weights, in place.
 
     For training under masks that change no more: weights, gradients and optimizer states of a
     layer that is 90% sparse take about a tenth, and with the positions that the kernels read about

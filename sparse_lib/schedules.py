@@ -297,7 +297,7 @@ class Periodic(HyperParameterSchedule):
         return self.values[(step // self.period) % len(self.values)]
 
     def get_min_max_end(self, begin: int, end: int) -> tuple[float, float, float]:
-        """As of any schedule; one step in each span of one cycle is enough."""
+        """As for any schedule, from one step of each span in one cycle."""
         last = min(end, begin + self.period * len(self.values))
         values = [self(step) for step in (*range(begin, last, self.period), last, end)]
         return min(values), max(values), values[-1]
@@ -378,7 +378,7 @@ class FreqSchedule(UpdateSchedule):
         return (step - self.start) % self.freq == 0
 
     def last_update(self, num_steps: int) -> int:
-        """As of any update schedule, without a look at each step."""
+        """As for any update schedule, computed without a look at each step."""
         end = num_steps if self.stop is None else min(num_steps, self.stop - 1)
         return end - (end - self.start) % self.freq if end >= self.start else 0
 

@@ -126,7 +126,7 @@ def train_again(run: Run, *, repeat: bool = False) -> None:
 def judged(
     scale: str, study: str = "all", *, folder: Callable[[str, str], Path] = paths.run
 ) -> list[Verified]:
-    """How the committed runs came out that have a new record: in this folder, or in `verified`."""
+    """Comparisons of the committed runs that have a new record: here, or in `verified`."""
     known = reference.entries()
     found = ((run, folder(scale, run.id) / "record.json") for run in runs_of(scale, study))
     return [_judge(run, path) for run, path in found if run.id in known and path.is_file()]

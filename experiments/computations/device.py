@@ -32,7 +32,7 @@ STEP: dict[str, Any] = {"batch_size": BATCH_SIZE, "sequence_length": CONTEXT}
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured and simulated at a scale."""
+    """Extent of what is measured and simulated at a scale."""
 
     width: int
     rounds: int

@@ -46,7 +46,7 @@ def opened(name: str) -> Iterator[TextIO]:
 
 @dataclass(frozen=True)
 class Source:
-    """Where data may be looked for.
+    """Places in which data may be looked for.
 
     Attributes:
         mirror: Folder that holds `<hub id>` folders, or None.

@@ -48,7 +48,7 @@ class Images:
 
     @cached_property
     def ranks(self) -> np.ndarray:
-        """How many classes come before the right one, (N,); of equal ones the first does."""
+        """Number of classes before the right one, (N,); of equal ones the first comes first."""
         own = self.logits[np.arange(len(self.labels)), self.labels][:, None]
         earlier = np.arange(self.logits.shape[1])[None] < self.labels[:, None]
         return ((self.logits > own) | ((self.logits == own) & earlier)).sum(1)

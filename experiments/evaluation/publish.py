@@ -81,7 +81,7 @@ def _evaluations(folder: Path, weights: str) -> Sequence[Mapping[str, Any]]:
 
 
 def tensors(model: Path) -> list[dict[str, Any]]:
-    """Of each tensor of a model's files: name, shape, weights, those not zero, whether masked."""
+    """Name, shape, weights, nonzero weights and mask (or not) of each tensor of a model's files."""
     from safetensors import safe_open
 
     masked: set[str] = set()

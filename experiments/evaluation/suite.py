@@ -65,7 +65,7 @@ class Common(Strict):
 
     @property
     def how(self) -> dict[str, Any]:
-        """How the model is run, as scores record it."""
+        """Settings of the model's execution, as scores record them."""
         return {"batch_size": self.batch_size, "dtype": self.dtype, "execution": self.execution}
 
     def facts(self, split: str, data_hash: str | None, limit: int | None) -> dict[str, Any]:

@@ -180,7 +180,7 @@ def _continued(study: Study, scale: str, grid: Grid, method_name: str, spec: Run
 
 
 def _masks_apart(own: Mapping[str, Any] | None, trunk: Mapping[str, Any] | None, last: int) -> str:
-    """Where two runs' masks part up to a step, in words; empty where they do not."""
+    """The difference of two runs' masks up to a step, in words; empty if there is none."""
     own, trunk = dict(own or {}), dict(trunk or {})
     update, other = own.pop("update", None), trunk.pop("update", None)
     for key in sorted(own.keys() | trunk.keys()):

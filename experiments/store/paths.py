@@ -1,4 +1,4 @@
-"""Where everything lies that runs, reports and commands read and write.
+"""Paths of everything that runs, reports and commands read and write.
 
 Paths are relative to the folder that a command works in, the repository's root, but for committed
 files. Every name that becomes part of a path goes through `name` or is a scale, so none leads out

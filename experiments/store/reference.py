@@ -46,7 +46,7 @@ def _entries(files: tuple[tuple[Path, int, int], ...]) -> dict[str, Entry]:
 
 
 def recorded(runs: Iterable[Run], asked: str) -> list[Run]:
-    """Those of some runs that have a committed record; raises `SpecError` where none has."""
+    """The runs that have a committed record; raises `SpecError` where none has."""
     known = entries()
     if not (found := [run for run in runs if run.id in known]):
         raise SpecError(f"no record of {asked} is committed, so there is nothing to verify")

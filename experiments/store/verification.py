@@ -30,7 +30,7 @@ TIMES = ("elapsed_s", "trained_s", "trained_cpu_s", "tokens_per_s", "images_per_
 
 
 class Verified(NamedTuple):
-    """How a run came out.
+    """The comparison of a run that was trained again with its record.
 
     Attributes:
         why: What the verdict rests on.
@@ -133,7 +133,7 @@ def repeats(runs: Collection[str]) -> str:
 
 
 def _first_difference(recorded: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Where two records' measurements part, in words; empty where they do not."""
+    """The first difference of two records' measurements, in words; empty if there is none."""
     for what in ("curve", "layers", "final"):
         if _timeless(recorded[what]) != _timeless(new[what]):
             return f"its {'last values' if what == 'final' else what} differ"

@@ -47,7 +47,7 @@ class ACDC(DynamicSparsityAlgorithm):
         return self.keep_best(visible_magnitude(p), sparsity)
 
     def targets_at(self, step: int) -> dict[str, float]:
-        """Those of the schedule in compressed phases, else 0."""
+        """The schedule's targets in compressed phases, else 0."""
         if self.compressed:
             return super().targets_at(step)
         return dict.fromkeys(self.sparse_params, 0.0)

@@ -106,7 +106,7 @@ class TopKAST(HiddenWeights):
         super().project(optimizer)
 
     def weight_was_loaded(self, sparse: SparseParameter) -> bool:
-        """As `HiddenWeights`; ``B`` is chosen again of other values."""
+        """As `HiddenWeights`; ``B`` is chosen again from the loaded values."""
         replaced = super().weight_was_loaded(sparse)
         if replaced:
             self._trained.pop(sparse.name, None)

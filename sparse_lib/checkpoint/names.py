@@ -58,7 +58,7 @@ def namer(model: nn.Module) -> Callable[[str], str]:
 
 
 def namer_of_state(names: Collection[str], known: Collection[str]) -> Callable[[str], str]:
-    """The same for names alone, where only DDP around a whole model shows."""
+    """As `namer`, from names alone, where only DDP around a whole model shows."""
     own = {_PART.sub("", name) for name in names}
     is_known = bool(known) and {WRAPPER.sub("", name) for name in own} <= {*known}
     is_wrapped = not is_known and all(name.startswith("module.") for name in names)

@@ -246,7 +246,7 @@ class SparsityAlgorithm(Applied):
 
     @contextmanager
     def making_mask_of(self, sparse: SparseParameter) -> Iterator[None]:
-        """Have `score_shaper` be of this parameter's layer."""
+        """A context in which `score_shaper` is that of this parameter's layer."""
         before, self._at = self._at, sparse
         try:
             yield

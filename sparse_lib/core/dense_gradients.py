@@ -178,7 +178,7 @@ class DenseGradients:
             )
 
     def agree(self) -> None:
-        """Have the same gradients on every rank; a collective.
+        """Make the gradients equal on every rank; a collective.
 
         Where a backward pass of other ranks alone brought one, this rank's is zero: what ``.grad``
         holds there is the mean of the masked gradients, by DistributedDataParallel.

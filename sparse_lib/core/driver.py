@@ -305,7 +305,7 @@ class Driver:
                 )
 
     def check_step(self, optimizer: Optimizer) -> None:
-        """See that the model is as it was, and hook parameters that are new."""
+        """Check that the model is unchanged, and hook parameters that are new."""
         if self._not_held:
             self.find_not_held()
         if self._looks_for_state:
@@ -329,13 +329,13 @@ class Driver:
         self._check_ties(params)
 
     def missed_step(self, count: int) -> None:
-        """Hear of the ``count``-th step of others since its optimizer's; 20 may be inner ones."""
+        """Note the ``count``-th step of others since the optimizer's; 20 may be inner ones."""
         if not self._told_of_missed and (self.optimizer is None or count > 20):
             told = (mistakes.warn_of_missed_update(member, count) for member in self.members)
             self._told_of_missed = any(told)
 
     def was_written(self, guard: MaskGuard, weight: Tensor, *, loaded: bool = False) -> None:
-        """Tell algorithms of a weight that is not masked yet, by ``load_state_dict`` or others."""
+        """Report a weight that was written, and is not masked yet, to its algorithm."""
         for member in self.members:
             for sparse in () if member.masks_gradients else member.sparse_params.values():
                 if sparse.guard is guard and loaded:
@@ -447,7 +447,7 @@ class Driver:
                 sparse.work.dense_present += num_true(sparse.mask)
 
     def enforce(self, member: SparsityAlgorithm) -> None:
-        """Have weights and states obey the masks of an algorithm, which may be new."""
+        """Apply the masks of an algorithm, which may be new, to its weights and states."""
         self._mask(member)
         self.forget_curvature()
 

@@ -84,7 +84,7 @@ class SparseParameter:
 
     @property
     def required_layout(self) -> Layout:
-        """Where the outputs and inputs are; ValueError if that is not known."""
+        """The layout of the weight; ValueError if it is not known."""
         if self.layout is None:
             raise ValueError(
                 f"parameter {self.name!r} is of no layer of a known kind, so its outputs and "
@@ -350,7 +350,7 @@ def attach(sparse: SparseParameter) -> None:
 def replaced(
     params: Iterable[SparseParameter], models: Sequence[nn.Module]
 ) -> list[SparseParameter]:
-    """Those of another shape than their mask, or whose module's place in the models another has."""
+    """Parameters of another shape than their mask, or whose place another module has taken."""
     modules = [(n, module) for model in models for n, module in model.named_modules()]
     inside, taken = {id(m) for _, m in modules}, {WRAPPER.sub("", f"{n}.") for n, _ in modules}
     return [

@@ -95,11 +95,11 @@ class Images:
     stride: int = 1
 
     def packing(self) -> float:
-        """How many times as much as a row's feature a window's costs; measured on Zen 4."""
+        """Cost of a window's feature relative to a row's; measured on Zen 4."""
         return 1.4 * (1 + 8 / self.width) * (1 + 0.3 * (self.stride - 1))
 
     def dense(self, out_features: int, num_weights: int) -> float:
-        """How many times as slow per weight as a large layer torch is; measured on Zen 4."""
+        """Time of torch per weight relative to a large layer's; measured on Zen 4."""
         return 1 + 40 * (self.channels * self.stride + out_features) / num_weights
 
 

@@ -75,7 +75,7 @@ class Structures:
         return cls(forward, kernels.Structure(mask, transposed=not inputs_first), fingerprint)
 
     def packed(self, mask: Tensor) -> "Structures":
-        """Those for a weight that holds the unmasked numbers alone, in the order of its storage."""
+        """Structures for a weight of unmasked numbers alone, in the order of its storage."""
         ranks = mask.flatten().cumsum(0, dtype=torch.int32).sub_(1)
         forward, backward = self.forward.packed(ranks), self.backward.packed(ranks)
         return Structures(forward, backward, self.fingerprint)

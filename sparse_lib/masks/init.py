@@ -213,7 +213,7 @@ class _Custom:
 
 
 def _signature(method: InitMethod) -> tuple[int, bool, dict[str, str]]:
-    """How many arguments to give by position, whether the fourth is a device, others by name."""
+    """Number of positional arguments, whether the fourth is a device, and arguments by name."""
     if (by_position := positional(method)) is None:  # some builtins have no signature
         return 2, False, {}
     if any(p.kind is p.VAR_POSITIONAL for p in by_position):

@@ -39,7 +39,7 @@ class ScoreShaper(ABC):
         """
 
     def for_layer(self, layout: Layout | None) -> ScoreShaper:
-        """The same for the weights of a layer: by its outputs and inputs, wherever they are.
+        """A shaper of the same pools in a layer's weights, wherever its outputs and inputs are.
 
         ``layout`` is what `sparse_lib.layers.layout_of` says; ValueError if it is needed and
         unknown.

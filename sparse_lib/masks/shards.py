@@ -118,6 +118,6 @@ def total(value: Tensor | int, group: Any) -> Any:
 
 
 def device_of(group: Any = None) -> torch.device:
-    """Where the collectives of a group, or of all ranks, take tensors from."""
+    """The device of the tensors that the collectives of a group, or of all ranks, take."""
     accelerated = dist.get_backend(group) == "nccl"
     return torch.device("cuda", torch.cuda.current_device()) if accelerated else torch.device("cpu")

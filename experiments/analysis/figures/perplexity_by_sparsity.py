@@ -81,7 +81,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods) -> None:
 
 
 def _places(sparse: pd.DataFrame) -> dict[tuple[str, float], float]:
-    """Where each line stands beside the tick of each sparsity that it has, 0 at the tick itself."""
+    """Line and sparsity to the line's place beside the tick, 0 at the tick itself."""
     places: dict[tuple[str, float], float] = {}
     for sparsity, own in sparse.groupby("sparsity"):
         lines = [name for name in sparse["line"].unique() if name in set(own["line"])]
