@@ -33,7 +33,7 @@ SEVERAL = "several machines"
 
 
 def facts(num_threads: int | None = None, *, device: str = "cpu") -> dict[str, Any]:
-    """Return what a record keeps of the machine.
+    """The facts that a record keeps of the machine.
 
     Args:
         num_threads: Threads that compute; None takes torch's setting.
@@ -58,7 +58,7 @@ def facts(num_threads: int | None = None, *, device: str = "cpu") -> dict[str, A
 
 
 def key(recorded: Mapping[str, Any] | None) -> str:
-    """Return a machine's key: a digest of its facts, 12 hexadecimal digits.
+    """A machine's key: a digest of its facts, 12 hexadecimal digits.
 
     Args:
         recorded: What `facts` gathers; None where it was not recorded.
@@ -72,12 +72,12 @@ def key(recorded: Mapping[str, Any] | None) -> str:
 
 
 def is_known(machine: Any) -> bool:
-    """Return whether timings with this key may be compared with others of the same key."""
+    """Whether timings with this key may be compared with others of the same key."""
     return isinstance(machine, str) and machine not in ("", NOT_RECORDED, SEVERAL)
 
 
 def processor(recorded: Mapping[str, Any] | None, name: str = "") -> str:
-    """Return a machine's processor in words, without commas: name, stepping, vectors, cores."""
+    """A machine's processor in words, without commas: name, stepping, vectors, cores."""
     if not recorded:
         return f"{name} (the rest not recorded)".strip() if name else NOT_RECORDED
     numbers = [f"{part} {recorded[part]}" for part in ("family", "model", "stepping")
@@ -101,7 +101,7 @@ def keep_memory() -> None:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that can change a result."""
+    """The versions that can change a result."""
     return {
         "python": platform.python_version(),
         "transformers": version("transformers"),

@@ -25,19 +25,19 @@ class Files:
         self.folder = folder
 
     def names(self) -> list[str]:
-        """Return the names of all."""
+        """The names of all."""
         return module_names(Path(__file__).parent / self.folder)
 
     def load(self, name: str) -> ModuleType:
-        """Return the module of a name; raises `UserError` where it is broken."""
+        """The module of a name; raises `UserError` where it is broken."""
         return added(f"{__name__}.{self.folder}.{name}")
 
     def caption(self, name: str) -> str:
-        """Return the docstring of a module on one line."""
+        """The docstring of a module on one line."""
         return " ".join((self.load(name).__doc__ or "").split())
 
     def shown(self, name: str, records: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
-        """Return the records that a module reads: of the headline runs, unless it reads all."""
+        """The records that a module reads: of the headline runs, unless it reads all."""
         from experiments.store import tidy
 
         every = getattr(self.load(name), "EVERY_RECIPE", False)

@@ -27,7 +27,7 @@ WIDE_COLORS = {"static": "#88CCEE", "set": "#117733", "granet": "#DDCC77"}
 
 
 def algorithm_name(key: str) -> str:
-    """Return what people read for an algorithm; its key where it has no other name."""
+    """The name of an algorithm for readers; its key where it has no other."""
     name, *_ = ALGORITHMS.get(key, (key,))
     return name
 
@@ -124,17 +124,17 @@ class Methods:
         return self._methods.get(key) or self._add(key, algorithm_name(key), algorithm=key)
 
     def treatment(self, key: str, sparsity: float) -> str:
-        """Return for example ``RigL 80%``; the name alone at sparsity 0."""
+        """A label such as ``RigL 80%``; the name alone at sparsity 0."""
         name = self[key].name
         return name if sparsity == 0 else f"{name} {100 * sparsity:g}%"
 
     def line(self, key: str) -> str:
-        """Return the first method of the same name, which stands for all sparsities of it."""
+        """The first method of the same name, which stands for all sparsities of it."""
         name = self[key].name
         return next(other.key for other in self._methods.values() if other.name == name)
 
     def settings_of(self, key: str) -> str:
-        """Return the first method of which this one is a setting.
+        """The first method of which this one is a setting.
 
         Settings of one method have its algorithm, its name up to a comma, and with a family its
         size.
@@ -148,7 +148,7 @@ class Methods:
         return next(own.key for own in self._methods.values() if facts(own) == wanted)
 
     def phases(self, key: str) -> tuple[float, str] | None:
-        """Return sparsity of pre-training and kind of fine-tuning; None of a single phase."""
+        """Sparsity of pre-training and kind of fine-tuning; None for a single phase."""
         own = self[key]
         if own.first is None:
             return None

@@ -29,14 +29,14 @@ SIZES = ("axes.titlesize", "axes.labelsize", "xtick.labelsize", "ytick.labelsize
 
 
 def progress(rows: pd.DataFrame) -> tuple[str, str]:
-    """Return the column of tokens, or of images where there are none, and its name."""
+    """The column of tokens, or of images where there are none, and its name."""
     if rows["tokens"].isna().all() and rows["images"].notna().any():
         return "images", "training images"
     return "tokens", "training tokens"
 
 
 def loss_unit(rows: pd.DataFrame) -> str:
-    """Return what the losses of runs are measured in."""
+    """The unit of the losses of runs."""
     return f"nats per {progress(rows)[0].removesuffix('s')}"
 
 
@@ -168,7 +168,7 @@ def label_ends(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
 
 
 def spread(places: Sequence[float], gap: float) -> list[float]:
-    """Return ascending places moved apart to at least ``gap``, none above 0.96."""
+    """Ascending places, moved apart to at least ``gap``, none above 0.96."""
     spots: list[float] = []
     for place in places:
         spots.append(max(place, spots[-1] + gap) if spots else place)
@@ -191,7 +191,7 @@ def count_axis(axes: Axes, name: str, values: Sequence[float]) -> None:
 
 
 def shade(color: str, place: int, count: int) -> str:
-    """Return one of ``count`` shades of a colour, light ones first; the colour itself of one."""
+    """One of ``count`` shades of a colour, light ones first; the colour itself of one."""
     if count == 1:
         return color
     at = 2 * place / (count - 1) - 1  # -1 is the lightest, 0 the colour itself, 1 the darkest
@@ -217,7 +217,7 @@ def method_line(
 
 
 def mean_by(rows: pd.DataFrame, coordinate: str) -> pd.DataFrame:
-    """Return the mean over seeds at each step, placed at the mean of the coordinate."""
+    """The mean over seeds at each step, placed at the mean of the coordinate."""
     steps, group, sizes = np.unique(rows["step"], return_inverse=True, return_counts=True)
     full = sizes == rows["run"].nunique()
     means = {

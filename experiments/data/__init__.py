@@ -59,23 +59,23 @@ def _datasets() -> tuple[dict[str, tuple[Dataset, Path]], list[UserError]]:
 
 
 def file_of(name: str) -> Path:
-    """Return the file that defines a registered dataset."""
+    """The file that defines a registered dataset."""
     return _datasets()[0][get(name).name][1]
 
 
 def names() -> list[str]:
-    """Return the names of all datasets."""
+    """The names of all datasets."""
     return sorted(_datasets()[0])
 
 
 def get(name: str, kind: str | None = None) -> Dataset:
-    """Return a registered dataset.
+    """A registered dataset.
 
     Args:
         kind: What it must hold, "text" or "images"; None allows both.
 
     Raises:
-        ValueError: If there is none of that name and kind, or a file is broken that may have it.
+        UserError: If there is none of that name and kind, or a file is broken that may have it.
     """
     found, broken = _datasets()
     fitting = {n: entry for n, (entry, _) in found.items() if kind in (None, entry.kind)}
@@ -118,7 +118,7 @@ def prepare(
 
     Raises:
         MissingData: If the data cannot be had.
-        ValueError: If the name, the vocabulary size or the number of images is not allowed.
+        UserError: If the name, the vocabulary size or the number of images is not allowed.
     """
     from experiments.data import images, packing
 
@@ -186,7 +186,7 @@ class Corpus:
         return self.folder / "tokenizer"
 
     def tokens(self, split: str) -> "np.memmap":
-        """Return all tokens of a split, shape (number of tokens,), dtype uint16, read-only."""
+        """All tokens of a split, shape (number of tokens,), dtype uint16, read-only."""
         from experiments.data import packing
 
         return packing.read_tokens(self.folder / f"{split}.bin")

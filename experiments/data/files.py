@@ -28,11 +28,11 @@ def seal(folder: Path, meta: Mapping[str, Any], files: Iterable[Path]) -> None:
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """Return the content of a prepared dataset's `meta.json`.
+    """The content of a prepared dataset's `meta.json`.
 
     Raises:
         MissingData: If the folder holds no prepared dataset.
-        ValueError: If the file is damaged.
+        UserError: If the file is damaged.
     """
     path = folder / META
     if not path.is_file():
@@ -50,7 +50,7 @@ def verify(folder: Path) -> None:
 
     Raises:
         MissingData: If the folder holds no prepared dataset.
-        ValueError: If a file is missing, cut short or changed; the message names it.
+        UserError: If a file is missing, cut short or changed; the message names it.
     """
     read_meta(folder)
     for name, expected in {META: {}, **_read_json(folder / LIST)}.items():
@@ -75,7 +75,7 @@ def hashed_files(folder: Path, meta: Mapping[str, Any]) -> list[Path]:
 
 
 def files_digest(paths: Sequence[Path]) -> str:
-    """Return one SHA-256 over the names and contents of files, in the given order."""
+    """One SHA-256 over the names and contents of files, in the given order."""
     digest = hashlib.sha256()
     for path in paths:
         digest.update(f"{path.name} {file_digest(path)}\n".encode())

@@ -87,7 +87,7 @@ def load_rows(
     source: Source,
     splits: Sequence[str] = SPLITS,
 ) -> dict[str, dict[str, list[Any]]]:
-    """Return the columns of each split.
+    """The columns of each split.
 
     Raises:
         MissingData: If the dataset is not on this machine and the hub must not be asked, a folder

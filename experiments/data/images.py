@@ -30,7 +30,7 @@ def prepare(
 
     Raises:
         MissingData: If the images cannot be had.
-        ValueError: If there are fewer images than asked for.
+        UserError: If there are fewer images than asked for.
     """
     if num_images is not None and num_images < 1:
         raise UserError(f"data.num_images is {num_images}, but must be at least 1.")
@@ -93,7 +93,7 @@ class ImageFolder:
     meta: dict[str, Any]
 
     def split(self, name: str) -> Split:
-        """Return one split, its pixels mapped read-only."""
+        """One split, its pixels mapped read-only."""
         if name not in self.meta["num_images"]:
             known = " and ".join(self.meta["num_images"])
             raise UserError(f"{self.folder} has no {name} split, but {known}")

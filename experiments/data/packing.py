@@ -25,7 +25,7 @@ def train_bpe(documents: Iterable[str], *, vocab_size: int) -> Tokenizer:
         vocab_size: Largest vocabulary; little text may give a smaller one.
 
     Raises:
-        ValueError: If `vocab_size` is not in 257..65536.
+        UserError: If `vocab_size` is not in 257..65536.
     """
     if not MIN_VOCABULARY <= vocab_size <= MAX_VOCABULARY:
         raise UserError(

@@ -24,7 +24,7 @@ def read_model(model_dir: Path, auto_model: Any) -> Any:
         auto_model: the class of transformers that knows its kind, ``AutoModelForCausalLM`` say.
 
     Raises:
-        ValueError: if the folder is damaged, or lacks weights that the model has, which
+        UserError: if the folder is damaged, or lacks weights that the model has, which
             transformers draws at random, or has NaN or infinity among them.
     """
     from transformers import AutoConfig

@@ -18,7 +18,7 @@ def weights_hash(model_dir: Path) -> str:
     """SHA-256 over a model folder's weights and all that tells how to read them.
 
     Raises:
-        ValueError: if the folder holds no config.json or no weights.
+        UserError: if the folder holds no config.json or no weights.
     """
     weights = [*model_dir.glob("*.safetensors"), *model_dir.glob("*.bin")]
     if not weights or not (model_dir / "config.json").is_file():

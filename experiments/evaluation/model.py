@@ -49,7 +49,7 @@ def task_of(model_dir: Path) -> str:
     """Name of the task that an exported model is for, by its config.
 
     Raises:
-        ValueError: if there is no config, or the model is no causal language model or image
+        UserError: if there is no config, or the model is no causal language model or image
             classifier.
     """
     from transformers.models.auto.modeling_auto import (

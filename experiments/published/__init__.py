@@ -25,14 +25,14 @@ HOW = {
 
 @functools.cache
 def results() -> pd.DataFrame:
-    """Return all published values as text, one per row."""
+    """All published values as text, one per row."""
     import pandas as pd
 
     return pd.read_csv(FOLDER / "results.csv", dtype=TEXT, keep_default_na=False)
 
 
 def source_id(study: PlannedStudy) -> str | None:
-    """Return the id of a study's source: the one whose name the study's source begins with."""
+    """The id of a study's source: the one whose name the study's source begins with."""
     rows = results()
     for row in rows[["source_id", "source"]].drop_duplicates().itertuples():
         if study.source.startswith(row.source):
@@ -49,7 +49,7 @@ def value(
     sparsity: float | None = None,
     with_place: bool = False,
 ) -> str:
-    """Return a published value as its source prints it, or the words that say it is unknown.
+    """A published value as its source prints it, or the words that say it is unknown.
 
     How it was got stands behind it, unless it was read where it was published.
 

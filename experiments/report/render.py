@@ -53,7 +53,7 @@ MOST_ROWS = 20
 
 @functools.cache
 def environment() -> jinja2.Environment:
-    """Return the template environment; every value is escaped for Markdown but through ``raw``."""
+    """The template environment; every value is escaped for Markdown but through ``raw``."""
     env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -83,7 +83,7 @@ def write_page(template: str, context: dict[str, Any], folder: Path, name: str =
 
 
 def to_html(page: str) -> str:
-    """Return a page of Markdown as one HTML file."""
+    """A page of Markdown as one HTML file."""
     import markdown
 
     body = markdown.markdown(page, extensions=["tables", "md_in_html", "attr_list", "sane_lists"])
@@ -129,7 +129,7 @@ def answer(study: PlannedStudy, findings: Mapping[str, Finding], *, strict: bool
 
 
 def cost(records: Iterable[Record]) -> dict[str, Any]:
-    """Return what finished runs cost and how large they are, each run and each shared step once.
+    """Cost and size of finished runs, each run and each shared step counted once.
 
     Args:
         records: Records; a run that several studies show may occur several times.
@@ -339,7 +339,7 @@ def publish(scale_dir: Path, reports_dir: Path) -> Path:
     demand.
 
     Raises:
-        ValueError: If the scale has no report yet.
+        UserError: If the scale has no report yet.
     """
     if not (scale_dir / "README.md").exists():
         raise UserError(f"{scale_dir.name} has no report: run `snakemake reproduce` first")

@@ -11,7 +11,7 @@ NEGLIGIBLE = 1e-12
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether there is no value."""
+    """Whether there is no value."""
     if isinstance(value, float):
         return math.isnan(value)
     # pandas.NA is known by its type, so that the terminal's words need not import pandas.
@@ -19,12 +19,12 @@ def is_missing(value: Any) -> bool:
 
 
 def settled(value: float) -> float:
-    """Return a number without the noise of rounding around 0."""
+    """A number without the noise of rounding around 0."""
     return 0.0 if abs(value) < NEGLIGIBLE else float(value)
 
 
 def format_cell(value: Any, column: str = "") -> str:
-    """Return a table value as text: 4 significant digits, counts in full, nothing for missing."""
+    """A table value as text: 4 significant digits, counts in full, nothing for missing."""
     if is_missing(value):
         return "–"
     if column.split()[-1:] == ["sparsity"]:
@@ -40,7 +40,7 @@ def format_cell(value: Any, column: str = "") -> str:
 
 
 def markdown(value: Any) -> Markup:
-    """Return a value as Markdown that shows its text and nothing else, on one line.
+    """A value as Markdown that shows its text and nothing else, on one line.
 
     Links, emphasis, code, HTML, headings, lists and the ends of table cells are escaped.
     """
@@ -54,13 +54,13 @@ def markdown(value: Any) -> Markup:
 
 
 def markdown_cell(value: Any) -> Markup:
-    """Return a value as `markdown` for a cell of a table, where lines and double spaces stay."""
+    """A value as `markdown` for a cell of a table, where lines and double spaces stay."""
     lines = map(markdown, str(value).strip().splitlines())
     return Markup("<br>").join(lines).replace("  ", Markup("&nbsp;&nbsp;"))
 
 
 def markdown_code(value: Any) -> Markup:
-    """Return a value as a span of code, in more backticks than it holds, on one line."""
+    """A value as a span of code, in more backticks than it holds, on one line."""
     text = " ".join(str(value).split())
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     space = " " * (text.startswith("`") or text.endswith("`"))
@@ -68,12 +68,12 @@ def markdown_code(value: Any) -> Markup:
 
 
 def alt(caption: str) -> str:
-    """Return what a picture shows: the beginning of its caption."""
+    """The beginning of a caption, as what its picture shows."""
     return re.split(r"[.;] ", caption, maxsplit=1)[0]
 
 
 def in_words(number: float | None) -> str:
-    """Return a count or an amount in three digits and a word: 1.23 million, 4.56e12."""
+    """A count or an amount in three digits and a word: 1.23 million, 4.56e12."""
     if number is None or math.isnan(number):
         return "–"
     for size, word in ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
@@ -83,6 +83,6 @@ def in_words(number: float | None) -> str:
 
 
 def in_minutes(minutes: float) -> str:
-    """Return a duration in whole minutes, at least one."""
+    """A duration in whole minutes, at least one."""
     number = max(1, round(minutes))
     return f"{number} minute{'s' if number > 1 else ''}"

@@ -36,7 +36,7 @@ class SpecError(UserError):
 
 
 def check_choice(key: str, value: Any, allowed: Iterable[Choice], found_in: str = "") -> Choice:
-    """Return a value that is allowed, or raise `SpecError` with the sentence of `not_one_of`."""
+    """The value, if it is allowed; else raises `SpecError` with the sentence of `not_one_of`."""
     allowed = list(allowed)
     if value not in allowed:
         raise SpecError(not_one_of(key, value, allowed, found_in))
@@ -48,7 +48,7 @@ NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 
 
 def checked_name(text: str) -> str:
-    """Return a name that may be part of an id, a path and a command, if it is one."""
+    """A name that may be part of an id, a path and a command, if it is one."""
     if not re.fullmatch(NAME, text) or len(text) > 64 or "__" in text:
         raise UserError(
             f"{text!r} is no name: up to 64 letters, digits, '.', '_' and '-', the first no dot or "
@@ -170,7 +170,7 @@ class Workload(Strict):
 
 
 def checked_seeds(seeds: Any) -> int | list[int]:
-    """Return how many seeds a method has, or which, if it has any."""
+    """The number of seeds of a method, or the seeds, if it has any."""
     numbers = seeds if isinstance(seeds, list) else range(seeds) if type(seeds) is int else []
     if not 0 < len(numbers) <= 1000 or not all(type(n) is int and 0 <= n < 2**63 for n in numbers):
         raise UserError(f"{seeds!r} is no number of seeds from 1 to 1000, and no list of seeds")

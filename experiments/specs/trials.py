@@ -11,7 +11,7 @@ from experiments.specs.schema import PlannedStudy, Study
 
 
 def setting_of(spec: RunSpec, study: Study) -> str:
-    """Return all that a run trains with but its seed and its length, as one text.
+    """All settings that a run trains with but its seed and its length, as one text.
 
     Schedules of masks count as the study's file has them, in shares of a run.
     """
@@ -25,7 +25,7 @@ def setting_of(spec: RunSpec, study: Study) -> str:
 
 
 def taken_by(study: PlannedStudy) -> dict[str, str]:
-    """Return which studies of evidence train with a trial's setting, by the id of its run.
+    """The studies of evidence that train with a trial's setting, by the id of its run.
 
     Of the studies that these trials are for, those runs count that train by their method's own
     recipe. A setting that was tried at several lengths is taken at that of the evidence, if that

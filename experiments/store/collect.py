@@ -126,7 +126,7 @@ def evaluation_rows(record: Record) -> list[dict[str, Any]]:
 
 
 def whole_tasks(names: Iterable[str]) -> set[str]:
-    """Return the names without parts of a group: ``blimp`` stands for ``blimp_wh_island``."""
+    """The names without parts of a group: ``blimp`` stands for ``blimp_wh_island``."""
     names = set(names)
     return {
         name

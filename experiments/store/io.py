@@ -16,7 +16,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file.
 
     Raises:
-        ValueError: If it holds none; the message names the file.
+        UserError: If it holds none; the message names the file.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -39,7 +39,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSON-lines file.
 
     Raises:
-        ValueError: If a line is no JSON; the message names the file and the line.
+        UserError: If a line is no JSON; the message names the file and the line.
     """
     rows = []
     with path.open(encoding="utf-8") as lines:

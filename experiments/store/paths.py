@@ -30,7 +30,7 @@ MAX_LENGTH = 200
 
 
 def name(key: str, value: str) -> str:
-    """Return a name that may be part of a path.
+    """A name that may be part of a path.
 
     Raises:
         SpecError: If the name is empty, too long, or holds other characters than `NAME` allows.

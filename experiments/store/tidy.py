@@ -93,7 +93,7 @@ def read_table(
     """Read a CSV file that has certain columns, with all others or ``only`` those.
 
     Raises:
-        ValueError: If it is no CSV file of text, or columns are absent, as in a file of an older
+        UserError: If it is no CSV file of text, or columns are absent, as in a file of an older
             version; the message names the file.
     """
     try:
@@ -129,7 +129,7 @@ def computed(scale: str, name: str, table: str) -> pd.DataFrame:
     """Read one table of a computation; see `experiments.computations`.
 
     Raises:
-        ValueError: If the computation has not been made at this scale, or has no such table.
+        UserError: If the computation has not been made at this scale, or has no such table.
     """
     path = paths.computation(scale, name) / f"{table}.csv"
     if not path.parent.is_dir() and scale == paths.REFERENCE_SCALE:
@@ -145,7 +145,7 @@ def computed(scale: str, name: str, table: str) -> pd.DataFrame:
 def select(
     records: pd.DataFrame, metric: str, *, split: str | None = None, task: str | None = None
 ) -> pd.DataFrame:
-    """Return one row per run of a metric: the evaluation's where it exists, else training's.
+    """One row per run of a metric: the evaluation's where it exists, else training's.
 
     Args:
         split: Part of the data; None takes any.
@@ -162,7 +162,7 @@ def select(
 
 
 def validation_perplexity(records: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per run: perplexity on the validation split (else on the test split).
+    """One row per run: perplexity on the validation split (else on the test split).
 
     A trainer's last pass comes first: it is over more of the data than an evaluation's.
     """
@@ -172,7 +172,7 @@ def validation_perplexity(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def executed_flops(records: pd.DataFrame, study: PlannedStudy) -> pd.Series:
-    """Return the training FLOPs that each run executed, 2 per multiply-add, by run id.
+    """The training FLOPs that each run executed, 2 per multiply-add, by run id.
 
     A run that starts from the weights of another one includes what that one took; NaN where that
     one has no record. A run that goes on from another one's state has counted it.
@@ -189,18 +189,18 @@ def executed_flops(records: pd.DataFrame, study: PlannedStudy) -> pd.Series:
 
 
 def workloads(records: pd.DataFrame) -> list[Workload]:
-    """Return the workloads of the records, in the order they occur."""
+    """The workloads of the records, in the order they occur."""
     pairs = records[["model", "dataset"]].drop_duplicates()
     return [Workload(row.model, row.dataset) for row in pairs.itertuples()]
 
 
 def in_workload(table: pd.DataFrame, workload: Workload) -> pd.DataFrame:
-    """Return the rows of one workload."""
+    """The rows of one workload."""
     return table[(table["model"] == workload.model) & (table["dataset"] == workload.dataset)]
 
 
 def headline(rows: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
-    """Return the rows of runs by their method's own recipe, and by those that the study shows.
+    """The rows of runs by their method's own recipe, and by those that the study shows.
 
     Runs by another variant than their method's own (other budgets, other learning rates) are no
     headline runs. A method that the study does not know keeps all its rows.
@@ -214,7 +214,7 @@ def headline(rows: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
 
 
 def main_training(curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
-    """Return the labelled curves of one model, dataset and length, without retuned methods.
+    """The labelled curves of one model, dataset and length, without retuned methods.
 
     It is the longest training that at least `MANY` methods share or, where none has so many, the
     longest of those that most methods share.
@@ -233,7 +233,7 @@ def main_training(curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
 
 
 def by_level(rows: pd.DataFrame, *, most: int | None = None) -> list[tuple[float, pd.DataFrame]]:
-    """Return (sparsity, its rows and the dense ones) by sparsity; one entry if all are dense.
+    """(sparsity, its rows and the dense ones) by sparsity; one entry if all are dense.
 
     Args:
         most: How many sparsities at most, those with the most runs; None for all.
@@ -244,13 +244,13 @@ def by_level(rows: pd.DataFrame, *, most: int | None = None) -> list[tuple[float
 
 
 def mask_sparsity(curves: pd.DataFrame) -> pd.Series[float]:
-    """Return run to the sparsity of its masked weights when it ended; dense runs have none."""
+    """Run to the sparsity of its masked weights when it ended; dense runs have none."""
     rows = curves[(curves["metric"] == "sparsity") & (curves["kind"] == "train")]
     return rows.sort_values("step").groupby("run")["value"].last()
 
 
 def treatments(records: pd.DataFrame) -> list[tuple[str, float]]:
-    """Return the (method, sparsity) pairs of the records, in the order they occur."""
+    """The (method, sparsity) pairs of the records, in the order they occur."""
     pairs = records[["method", "sparsity"]].drop_duplicates()
     return [(row.method, float(row.sparsity)) for row in pairs.itertuples()]
 
@@ -263,7 +263,7 @@ def label_curves(curves: pd.DataFrame, records: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_run(curves: pd.DataFrame) -> pd.DataFrame:
-    """Return curves with a column of values per run: each value and each run id is said once.
+    """Curves with a column of values per run: each value and each run id is said once.
 
     Returns:
         A row per metric, kind, step and count of samples seen; executed FLOPs are a metric too.

@@ -54,7 +54,7 @@ def draw(
 def data(
     name: str, records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy
 ) -> pd.DataFrame:
-    """Return the table that a figure draws; curves have a column per run."""
+    """The table that a figure draws; curves have a column per run."""
     module = load(name)
     table = module.data(shown(name, records, study), curves, study)
     return tidy.by_run(table) if getattr(module, "CURVES", False) else table
@@ -89,5 +89,5 @@ def write(
 
 
 def has_data(figure: Figure) -> bool:
-    """Return whether a figure shows more than sentences that say why it shows nothing."""
+    """Whether a figure shows more than sentences that say why it shows nothing."""
     return any(panel.axison for panel in figure.axes)
