@@ -197,13 +197,17 @@ def judge(found: Estimate, target: float, *, published: str = "") -> Word:
     low, high = sorted((found.low * side, found.high * side))
     size = abs(target)
     kind = published or "smallest effect of interest"
-    whole, half = (f"{part:+.2g}".replace("-", "−") for part in (target, target / 2))
+    ends = target, target / 2, side * low, side * high
+    whole, half, begin, end = (f"{part:+.3g}".replace("-", "−") for part in ends)
     if low > 0:
         if not published:
             return Word(SAME, reason="the interval lies on the published side of zero")
-        where = "as large" if low <= size <= high else "smaller" if high < size else "larger"
-        holds = "contains " if where == "as large" else ""
-        return Word(SAME, where, f"the interval excludes zero and {holds}{whole}, the {kind}")
+        where, says = "as large", "contains"
+        if high < size:
+            where, says = "smaller", f"ends at {end}, short of"
+        elif low > size:
+            where, says = "larger", f"begins at {begin}, beyond"
+        return Word(SAME, where, f"the interval excludes zero and {says} {whole}, the {kind}")
     if high < 0:
         return Word(OPPOSITE, reason="the interval lies on the other side of zero")
     half = f"{half}, half of the {kind}"

@@ -128,12 +128,12 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
 def _by_flops(axes: Axes, table: pd.DataFrame) -> None:
     axes.plot(1, 0, "o", color="#7F7F7F", label="dense")
     shown: set[str] = set()
-    table = table[table["budget"] == table["budget"].max()]
+    table = table[table["budget"] == table["budget"].max()].sort_values("masks", ascending=False)
     for row in table.itertuples():
-        is_dense = row.method.startswith("larger")
+        is_dense, is_static = row.method.startswith("larger"), "static" in row.method
         mark, color = ("s", "#7F7F7F") if is_dense else _look(row.sparsity)
         label = row.method if is_dense else _level(row.masks)
-        label += f", {row.budget:g} epochs"
+        label += f"{', static' * is_static}, {row.budget:g} epochs"
         axes.errorbar(
             row.flops * (1.0 if is_dense else 1.035 ** len(shown)),
             row.gain,
@@ -141,6 +141,7 @@ def _by_flops(axes: Axes, table: pd.DataFrame) -> None:
             capsize=2,
             color=color,
             marker=mark,
+            markerfacecolor="white" if is_static else color,
             label=None if label in shown else label,
         )
         shown.add(label)
