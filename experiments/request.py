@@ -108,7 +108,7 @@ class Request:
     def environment(self) -> dict[str, str]:
         """Where data come from, for the jobs' environment.
 
-        As a parameter, naming a mirror would make every dataset anew, and with it every run.
+        As a parameter, naming a mirror would rebuild every dataset and retrain every run.
         """
         found = {}
         if self.config["mirror"] is not None:

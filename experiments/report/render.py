@@ -34,16 +34,8 @@ from experiments.store.record import Record
 
 TEMPLATES = Path(__file__).with_name("templates")
 #: Columns of the table of runs that a page leaves to its CSV.
-RUN_FACTS: tuple[str, ...] = (
-    "model",
-    "method",
-    "algorithm",
-    "family",
-    "sparsity",
-    "recipe",
-    "data hash",
-)
-RUN_FACTS += ("machine", "processor", "threads", "versions", "command")
+RUN_FACTS = "model,method,algorithm,family,sparsity,recipe,data hash,machine,processor".split(",")
+RUN_FACTS += ["threads", "versions", "command"]
 FOREST = "replication.png"
 #: Tables of finished runs that `cost` reads.
 COST_TABLES = ("runs", "curves")

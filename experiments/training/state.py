@@ -79,7 +79,7 @@ class Saved:
             if not differing:
                 return state
             causes = " and ".join(CAUSES[key] for key in differing)
-            self.say(f"{causes} since step {_step(path)}, so the run begins anew")
+            self.say(f"{causes} since step {_step(path)}, so the run starts from the beginning")
             self.remove()
             break
         return None

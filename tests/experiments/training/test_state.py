@@ -62,7 +62,7 @@ def test_a_state_of_other_code_or_data_is_left(part, killed, corpus, tmp_path, c
     code_hash = "2" * 64 if part == "code" else "1" * 64
     result = run_training(short_spec("rigl"), data, tmp_path, code_hash=code_hash)
     said = capsys.readouterr().out
-    assert f"the {part} has changed since step 16, so the run begins anew" in said
+    assert f"the {part} has changed since step 16, so the run starts from the beginning" in said
     assert start_of(said) == 0 and weights(tmp_path) == whole  # code and tokens are the same
     assert (result["code_hash"], result["data"]["hash"] == "other") == (code_hash, part == "data")
 

@@ -86,7 +86,7 @@ def test_weights_grow_from_where_asked_in_the_copies_of_an_optimizer(name):
 
 
 @pytest.mark.parametrize("name", ["normal", "uniform"])
-def test_weights_drawn_anew_keep_the_spread_that_the_tensor_began_with(name):
+def test_redrawn_weights_keep_the_spread_that_the_tensor_began_with(name):
     def begin(std):
         torch.manual_seed(0)
         model = nn.Linear(100, 200, bias=False)

@@ -148,7 +148,7 @@ def test_two_draws_of_an_update_differ_if_they_are_of_one_generator():
 
     first = draw(model.weight)
     assert not any(torch.equal(a, b) for i, a in enumerate(first) for b in first[:i])
-    assert all(map(torch.equal, first, draw(model.weight)))  # each generator starts anew
+    assert all(map(torch.equal, first, draw(model.weight)))  # each generator restarts
     assert all(map(torch.equal, first, draw("weight")))
     assert not any(map(torch.equal, first, draw("weight/noise")))
     algorithm.num_updates += 1
