@@ -255,11 +255,19 @@ def treatments(records: pd.DataFrame) -> list[tuple[str, float]]:
     return [(row.method, float(row.sparsity)) for row in pairs.itertuples()]
 
 
-def label_curves(curves: pd.DataFrame, records: pd.DataFrame) -> pd.DataFrame:
-    """Add what tells runs apart to each row of the curves."""
+def label_curves(
+    curves: pd.DataFrame, records: pd.DataFrame, metrics: Iterable[str]
+) -> pd.DataFrame:
+    """Rows of some metrics, with what tells their runs apart.
+
+    A transformed model's sparsity is its masks', in whole percent: one that meets the FLOPs of the
+    whole dense model is sparser than the level by which it was widened.
+    """
     columns = "run method algorithm family sparsity model dataset recipe seed machine".split()
     runs = records.reindex(columns=columns).drop_duplicates("run")
-    return curves.merge(runs, on="run", how="inner")
+    masks = runs["run"].map(mask_sparsity(curves)).round(2).where(runs["family"].fillna("") != "")
+    runs["sparsity"] = masks.fillna(runs["sparsity"])
+    return curves[curves["metric"].isin(list(metrics))].merge(runs, on="run", how="inner")
 
 
 def by_run(curves: pd.DataFrame) -> pd.DataFrame:

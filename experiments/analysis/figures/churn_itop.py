@@ -17,7 +17,7 @@ TITLES = {"churn": "Churn", "itop": "In-time over-parameterization"}
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Churn and exploration of the main workload's sparse runs."""
-    rows = tidy.label_curves(curves[curves["metric"].isin(list(TITLES))], records)
+    rows = tidy.label_curves(curves, records, TITLES)
     return tidy.main_training(rows, study)
 
 
@@ -45,7 +45,7 @@ def draw_panel(panel: Axes, rows: pd.DataFrame, looks: Methods, title: str) -> b
     coordinate, name = style.progress(rows)
     labels: list[tuple[float, str, str]] = []
     for (method, sparsity), group in rows.groupby(["method", "sparsity"], sort=False):
-        look, width = looks[method], max(1.2, 4.2 - 0.8 * len(labels))  # earlier lines stay visible
+        look, width = looks[method], max(1.0, 2.6 - 0.4 * len(labels))  # earlier lines stay visible
         style.seed_lines(panel, group, coordinate, look.color)
         mean = style.mean_by(group, coordinate)
         style.method_line(panel, mean[coordinate], mean["value"], look, lw=width)

@@ -17,7 +17,7 @@ EVERY_RECIPE = True
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Training loss of the two methods in the longest trainings that have both."""
-    rows = tidy.label_curves(curves[curves["metric"] == "loss"], records)
+    rows = tidy.label_curves(curves, records, ["loss"])
     rows = rows[(rows["kind"] == "train") & rows["algorithm"].isin(["rigl", "granet"])]
     groups = [own for _, own in rows.groupby(["model", "dataset", "sparsity", "recipe"])]
     both = [own for own in groups if own["algorithm"].nunique() == 2]

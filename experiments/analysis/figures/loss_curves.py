@@ -18,8 +18,8 @@ TREATMENT = ["method", "sparsity"]
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Validation loss of the main workload's runs at every logged step."""
-    rows = curves[(curves["metric"] == "loss") & (curves["kind"] == "validation")]
-    return tidy.main_training(tidy.label_curves(rows, records), study)
+    rows = tidy.label_curves(curves, records, ["loss"])
+    return tidy.main_training(rows[rows["kind"] == "validation"], study)
 
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:

@@ -21,7 +21,7 @@ TITLES = {
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Schedules of the first seed of each method at the lowest sparsity."""
-    rows = tidy.label_curves(curves[curves["metric"].isin(list(TITLES))], records)
+    rows = tidy.label_curves(curves, records, TITLES)
     rows = rows[rows["kind"] == "train"]
     _, rows = tidy.by_level(tidy.main_training(rows, study))[0]
     return rows[rows["seed"] == rows.groupby("method")["seed"].transform("min")]
