@@ -42,4 +42,6 @@ def _update_parameters(self: AveragedModel, model: nn.Module) -> None:
             mine.select_weight()
 
 
-AveragedModel.update_parameters = _update_parameters  # type: ignore[method-assign]
+def copy_masks() -> None:
+    """Have averaged models of this process copy masks from now on."""
+    AveragedModel.update_parameters = _update_parameters  # type: ignore[method-assign]

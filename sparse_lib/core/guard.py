@@ -7,6 +7,7 @@ or pickling the module copies the enforcement too.
 from __future__ import annotations
 
 import copy
+import functools
 import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,7 @@ class MaskGuard:
         self._install(self.param)
 
     def _forget(self) -> None:
+        _change_torch()
         self.owner: str | None = None  # a copy belongs to no algorithm until one adopts it
         self.masks_gradient = True
         self._driver: weakref.ref[Driver] | None = None
@@ -427,7 +429,13 @@ def _settle_assigned(module: nn.Module, name: str, param: nn.Parameter) -> None:
             guard._settle(param)
 
 
-register_module_parameter_registration_hook(_settle_assigned)
+@functools.cache
+def _change_torch() -> None:
+    """Change what torch does with masks, once in a process, when the first guard is made."""
+    from sparse_lib.core import averages
+
+    register_module_parameter_registration_hook(_settle_assigned)
+    averages.copy_masks()
 
 
 def _state_of(param: Tensor) -> tuple[int, ...]:
