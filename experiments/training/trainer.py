@@ -125,7 +125,9 @@ class Trainer:
         #: Seconds of another run's training that this one went on from.
         self.borrowed_s = 0.0
         level = spec.final_sparsity or 0.0
-        self.execute(choose(execution, self.sparsity, level) if self.can_skip() else "dense")
+        half = self.precision == "bf16"
+        can_skip = self.can_skip()
+        self.execute(choose(execution, self.sparsity, level, half=half) if can_skip else "dense")
         if continues:
             assert first is not None
             state, self.first_weights = weights.kept_state(first, spec, self.task.data["hash"])
@@ -252,11 +254,12 @@ def allow(precision: str) -> None:
     torch.backends.cudnn.allow_tf32 = asked
 
 
-def choose(execution: str, sparsity: Group | None, level: float) -> str:
+def choose(execution: str, sparsity: Group | None, level: float, *, half: bool = False) -> str:
     """The execution of a run, given the requested one.
 
     Args:
         level: sparsity at its end, in [0, 1).
+        half: whether it multiplies in bfloat16.
 
     Returns:
         ``execution``; ``dense`` for ``auto`` where no layer is worth skipping.
@@ -267,7 +270,8 @@ def choose(execution: str, sparsity: Group | None, level: float) -> str:
         rows = param.mask.shape[0]
         with refusals("execution is 'auto'"):
             columns = param.mask.numel() // rows
-            if skipping.worth_skipping(rows, columns, max(param.sparsity, level)):
+            sizes, is_linear = (rows, columns, max(param.sparsity, level)), param.mask.dim() == 2
+            if skipping.worth_skipping(*sizes, half=half, multiplies_half=is_linear):
                 return "auto"
     return "dense"
 

@@ -248,16 +248,17 @@ def test_weights_of_another_model_or_vocabulary_are_refused(first, corpus, tmp_p
 
 
 def test_auto_skips_only_in_runs_with_a_layer_that_gains(corpus, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPARSE_LIB_SKIP_COSTS", "1.4,12,1000")
+    monkeypatch.setenv("SPARSE_LIB_SKIP_COSTS", "1.4,12,1000,8")  # bfloat16 is 8 times as fast
 
-    def execution(spec: RunSpec) -> str:
-        return training.Trainer(spec, data_dir=corpus).execution
+    def execution(spec: RunSpec, precision: str = "fp32") -> str:
+        return training.Trainer(spec, data_dir=corpus, precision=precision).execution
 
     small, dense = short_spec("static"), short_spec("dense")
     sizes = {"hidden_size": 256, "intermediate_size": 688}
     large = edited(small, lambda spec: spec["model"].update(sizes))
     assert execution(small) == execution(dense) == "dense"
     assert execution(large) == ("dense" if kernels.unavailable() else "auto")
+    assert execution(large, precision="bf16") == "dense"
 
 
 def test_the_clock_of_the_steps_stands_still_during_validations(corpus, tmp_path, monkeypatch):
