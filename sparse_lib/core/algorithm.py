@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from sparse_lib.checks import check_integer, check_seed
-from sparse_lib.core import distributed, registry
+from sparse_lib.core import averages, distributed, registry  # noqa: F401 (averages copy masks)
 from sparse_lib.core.applied import Applied, register_hook
 from sparse_lib.core.dense_gradients import DenseGradients
 from sparse_lib.core.driver import Found

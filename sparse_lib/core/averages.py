@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from sparse_lib.core.guard import all_guards, mask_name
+from sparse_lib.core.guard import all_guards, before_masks, mask_name
 
 _average = AveragedModel.update_parameters
 
@@ -42,6 +42,6 @@ def _update_parameters(self: AveragedModel, model: nn.Module) -> None:
             mine.select_weight()
 
 
-def copy_masks() -> None:
-    """Have averaged models of this process copy masks from now on."""
+@before_masks
+def _copy_masks() -> None:
     AveragedModel.update_parameters = _update_parameters  # type: ignore[method-assign]

@@ -7,7 +7,6 @@ or pickling the module copies the enforcement too.
 from __future__ import annotations
 
 import copy
-import functools
 import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -47,6 +46,15 @@ def all_guards(model: nn.Module) -> list[MaskGuard]:
     return [guard for module in model.modules() for guard in guards(module).values()]
 
 
+_CHANGES: list[Callable[[], object]] = []
+
+
+def before_masks(change: Callable[[], object]) -> Callable[[], object]:
+    """Decorator of a change to torch that is made once, before this process has its first mask."""
+    _CHANGES.append(change)
+    return change
+
+
 class MaskGuard:
     """Masks one parameter, its gradient and its optimizer states.
 
@@ -68,7 +76,8 @@ class MaskGuard:
         self._install(self.param)
 
     def _forget(self) -> None:
-        _change_torch()
+        while _CHANGES:
+            _CHANGES.pop()()
         self.owner: str | None = None  # a copy belongs to no algorithm until one adopts it
         self.masks_gradient = True
         self._driver: weakref.ref[Driver] | None = None
@@ -429,13 +438,9 @@ def _settle_assigned(module: nn.Module, name: str, param: nn.Parameter) -> None:
             guard._settle(param)
 
 
-@functools.cache
-def _change_torch() -> None:
-    """Change what torch does with masks, once in a process, when the first guard is made."""
-    from sparse_lib.core import averages
-
+@before_masks
+def _watch_assigned() -> None:
     register_module_parameter_registration_hook(_settle_assigned)
-    averages.copy_masks()
 
 
 def _state_of(param: Tensor) -> tuple[int, ...]:

@@ -1,8 +1,6 @@
 """Masks stay enforced through whatever is done to a model."""
 
 import copy
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -331,23 +329,6 @@ def test_averages_of_buffers_copy_masks(decay):
         assert torch.equal(average.module[0].weight_mask, mask) and int(mask.sum()) == 32
         torch.testing.assert_close(average.module[0].weight.detach(), expected)
     assert list(average.module.state_dict()) == list(model.state_dict())
-
-
-def test_torch_is_as_it_was_until_a_model_has_masks():
-    code = """
-from torch import nn
-from torch.nn.modules import module
-from torch.optim.swa_utils import AveragedModel
-before = AveragedModel.update_parameters
-import sparse_lib as sl
-sparsity = sl.SET(0.5)
-assert AveragedModel.update_parameters is before
-assert not module._global_parameter_registration_hooks
-sparsity.apply(nn.Linear(4, 4))
-assert AveragedModel.update_parameters is not before
-assert len(module._global_parameter_registration_hooks) == 1
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("use_buffers", [False, True])
