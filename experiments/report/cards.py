@@ -101,6 +101,10 @@ def word(found: Finding) -> str:
     return f"**{found.word}**{reason}"
 
 
+#: Signs of the answers, which are found faster than words.
+SIGNS = {"yes": "✓", "in part": "◐", OPEN: "?", NO_TEST: "–", "no": "✗"}
+
+
 def agrees(found: Finding) -> tuple[str, str]:
     """Whether ours agrees with the source, and in what.
 
@@ -141,9 +145,9 @@ def agrees(found: Finding) -> tuple[str, str]:
 
 
 def short_word(found: Finding) -> str:
-    """Whether ours agrees with the source, in words."""
+    """Whether ours agrees with the source: a sign, a word, and in what."""
     answer, kind = agrees(found)
-    return f"**{answer}**" + f": {kind}" * bool(kind)
+    return f"{SIGNS[answer]} **{answer}**" + f": {kind}" * bool(kind)
 
 
 def _sides(found: Finding) -> Counter[str]:

@@ -81,3 +81,11 @@ def test_pages_are_whole_fit_the_screen_and_can_be_read(browser, pages):
             page.emulate_media(color_scheme="dark")
             assert violations(page, ["color-contrast"]) == [], path
             assert problems == [], path
+
+
+def test_a_phone_shows_published_here_and_verdict_without_scrolling(browser, pages):
+    with Visit(browser, pages[0]) as (page, _):
+        page.set_viewport_size({"width": PHONE, "height": 900})
+        heads = page.locator("#nine ~ .scroll").first.locator("th").all()
+        shown = [head.inner_text() for head in heads if head.is_visible()]
+        assert shown == ["result", "published", "here, 95% interval", "agrees?"]
