@@ -11,13 +11,13 @@ from experiments.specs.schema import PlannedStudy, Study
 
 
 def setting_of(spec: RunSpec, study: Study) -> str:
-    """All settings that a run trains with but its seed and its length, as one text.
+    """All settings that a run trains with but its seed, length and precision, as one text.
 
     Schedules of masks count as the study's file has them, in shares of a run.
     """
     masks = study.methods[spec.method or ""].sparsity
     recipe = unscheduled(spec)
-    rate = f"{recipe.pop('learning_rate'):.6g}"
+    rate, _ = f"{recipe.pop('learning_rate'):.6g}", recipe.pop("precision", None)
     # A run that continues another of its own method is no second phase.
     second = spec.starts_from is not None and spec.starts_from.step is None
     value = spec.model_dump(mode="json", include={"task", "model", "data", "transform"})
@@ -28,9 +28,9 @@ def taken_by(study: PlannedStudy) -> dict[str, str]:
     """The studies of evidence that train with a trial's setting, by the id of its run.
 
     Of the studies that these trials are for, those runs count that train by their method's own
-    recipe. A setting that was tried at several lengths is taken at that of the evidence, if that
-    is among them. The method stands in brackets where it is one whose settings were chosen after
-    its study had run.
+    recipe or by one that the study shows. A setting that was tried at several lengths is taken at
+    that of the evidence, if that is among them. The method stands in brackets where it is one whose
+    settings were chosen after its study had run.
     """
     lengths: dict[str, set[int]] = {}
     keys = {run.id: setting_of(run.spec, study) for run in study.runs}
@@ -41,7 +41,7 @@ def taken_by(study: PlannedStudy) -> dict[str, str]:
         for spec in (run.spec for run in study_runs(other, study.scale)):
             method = other.methods[spec.method or ""]
             key, steps = setting_of(spec, other), spec.recipe.steps
-            if spec.recipe.name != method.recipe or key not in lengths:
+            if spec.recipe.name not in (method.recipe, *other.shown) or key not in lengths:
                 continue
             name = f"{other.name} ({spec.method})" if method.retuned else other.name
             place = (key, steps if steps in lengths[key] else None)

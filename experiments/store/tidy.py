@@ -255,18 +255,22 @@ def treatments(records: pd.DataFrame) -> list[tuple[str, float]]:
     return [(row.method, float(row.sparsity)) for row in pairs.itertuples()]
 
 
+def by_masks(runs: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
+    """The rows of runs, where a transformed model's sparsity is its masks', in whole percent.
+
+    One that meets the FLOPs of the whole dense model is sparser than the level by which it was
+    widened.
+    """
+    masks = runs["run"].map(mask_sparsity(curves)).round(2).where(runs["family"].fillna("") != "")
+    return runs.assign(sparsity=masks.fillna(runs["sparsity"]))
+
+
 def label_curves(
     curves: pd.DataFrame, records: pd.DataFrame, metrics: Iterable[str]
 ) -> pd.DataFrame:
-    """Rows of some metrics, with what tells their runs apart.
-
-    A transformed model's sparsity is its masks', in whole percent: one that meets the FLOPs of the
-    whole dense model is sparser than the level by which it was widened.
-    """
+    """Rows of some metrics, with what tells their runs apart; sparsity as `by_masks` has it."""
     columns = "run method algorithm family sparsity model dataset recipe seed machine".split()
-    runs = records.reindex(columns=columns).drop_duplicates("run")
-    masks = runs["run"].map(mask_sparsity(curves)).round(2).where(runs["family"].fillna("") != "")
-    runs["sparsity"] = masks.fillna(runs["sparsity"])
+    runs = by_masks(records.reindex(columns=columns).drop_duplicates("run"), curves)
     return curves[curves["metric"].isin(list(metrics))].merge(runs, on="run", how="inner")
 
 

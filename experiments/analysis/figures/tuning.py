@@ -29,7 +29,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     specs = {run.id: run.spec for run in study.runs}
     settings = [_settings(specs[run]) for run in rows["run"]]
     columns = ["run", "model", "dataset", "method", "sparsity", "seed", "metric", "value"]
-    rows = rows[columns].reset_index(drop=True)
+    rows = tidy.by_masks(rows, curves)[columns].reset_index(drop=True)
     names = ["learning rate", "drop fraction", "update interval", "steps"]
     rows = rows.join(pd.DataFrame(settings, columns=names))
     looks = Methods(study)
@@ -39,7 +39,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
 
 def _title(looks: Methods, method: str, trial: pd.Series, own: pd.DataFrame) -> str:
     """A method's name, with what tells it from others: sparsity and length."""
-    same = own[own["algorithm"] == trial["algorithm"]]
+    same = own[[_name(looks, other) == _name(looks, method) for other in own["method"]]]
     shown = trial["sparsity"] if same["sparsity"].nunique() > 1 else 0.0
     name = looks.treatment(method, shown)
     return f"{name}, {trial['steps']:,} steps" if same["steps"].nunique() > 1 else name

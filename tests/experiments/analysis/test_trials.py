@@ -42,6 +42,9 @@ def test_what_is_taken_is_what_the_committed_runs_trained_with():
         (0.02, 225, "spdf"),
     ]  # fmt: skip
     assert ("llama-0.2m", "webnlg-2017", "dense-dense") not in found  # no study has it
+    # Evidence by another recipe that its study shows, at twice the steps and in bfloat16.
+    found = taken_rates("sparse_ift_vision_tuning")
+    assert found[("resnet-4mf", "cifar100", "dense")] == [(0.2, 5625, "sparse_ift_vision")]
 
 
 def committed(name):
@@ -61,6 +64,12 @@ def test_the_longest_trainings_come_first_and_points_stand_by_their_ticks():
     places = np.log(np.concatenate([line.get_xdata() for line in means]))
     distances = abs(places[:, None] - ticks).min(axis=1) / np.ptp(ticks)
     assert distances.max() < 0.04 and len(set(places)) == len(places)
+
+
+def test_curves_of_one_method_are_told_apart_by_the_sparsity_of_their_masks():
+    panels = figures.load("tuning").draw(*committed("sparse_ift_vision_tuning")).axes
+    labels = {text.get_text() for panel in panels for text in panel.texts}
+    assert {f"Sparse-Wide RigL {level}%, 5,625 steps" for level in (49, 75, 90)} <= labels
 
 
 def test_trials_of_other_lengths_are_not_compared_and_bleu_stands_beside():
