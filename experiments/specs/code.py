@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
+import json
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +21,12 @@ ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "experiments" / "data"
 #: Files of a folder of code that are no code, and that its modules read.
 BESIDE = ("*.c", "*.csv", "templates/*.j2")
+#: Keeps the syntax of files by the hash of their content, beside the bytecode of this one.
+KEPT = (
+    Path(__file__).parent
+    / "__pycache__"
+    / (f"syntax.{sys.implementation.cache_tag}.{file_digest(Path(__file__))[:16]}.json")
+)
 
 
 def imported_files(*entries: Path, data: bool = False) -> list[Path]:
@@ -68,16 +77,41 @@ class Syntax(NamedTuple):
     """Imports and hash of a file of code.
 
     Attributes:
-        modules: Modules that it names in imports.
+        modules: Modules that it names in imports, sorted.
         digest: Hash of its tree without docstrings.
     """
 
-    modules: tuple[str, ...]
+    modules: Sequence[str]
     digest: str
 
 
 @functools.cache
+def _kept() -> dict[str, Syntax]:
+    """What is kept of earlier processes; parsing all files takes two seconds."""
+    try:
+        return {key: Syntax(*made) for key, made in json.loads(KEPT.read_text("utf-8")).items()}
+    except (OSError, ValueError):
+        return {}
+
+
+def _keep() -> None:
+    """Write what this process knows, where Python may write bytecode."""
+    if not sys.dont_write_bytecode:
+        with contextlib.suppress(OSError):
+            part = KEPT.with_suffix(f".{os.getpid()}")
+            part.write_text(json.dumps(_kept()), encoding="utf-8")
+            part.replace(KEPT)
+
+
+@functools.cache
 def _syntax(path: Path) -> Syntax:
+    kept, content = _kept(), file_digest(path)
+    if content not in kept:
+        kept[content] = _parsed(path)
+    return kept[content]
+
+
+def _parsed(path: Path) -> Syntax:
     tree = parse(path)
     modules: set[str] = set()
     for node in _run_nodes(tree):
@@ -120,7 +154,10 @@ def code_hash(*entries: Path, data: bool = False) -> str:
 
     Comments and docstrings do not count.
     """
+    before = len(_kept())
     files = imported_files(*entries, data=data)
+    if len(_kept()) > before:
+        _keep()
     hashes = {path.relative_to(ROOT).as_posix(): _syntax(path).digest for path in files}
     others = {other for path in files for other in files_beside(path.parent)}
     hashes |= {path.relative_to(ROOT).as_posix(): file_digest(path) for path in others}

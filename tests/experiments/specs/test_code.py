@@ -153,3 +153,24 @@ def test_code_hash_ignores_comments_and_docstrings(tmp_path):
     assert hashes[0] == hashes[1] != hashes[2]
     # The same under Python 3.11, 3.12 and 3.13, so that records come back from other machines.
     assert hashes[3].startswith("f5a45856686b")
+
+
+def test_files_are_parsed_once_for_all_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr(code, "KEPT", tmp_path / "syntax.json")
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    entry, hashes = ROOT / "experiments" / "progress.py", []
+
+    def hash_anew() -> str:
+        for cached in (code._kept, code._syntax, code.code_hash):
+            cached.cache_clear()
+        return code.code_hash(entry)
+
+    hashes.append(hash_anew())
+    with monkeypatch.context() as without:
+        without.setattr(code, "parse", None)
+        hashes.append(hash_anew())
+    code.KEPT.write_text(code.KEPT.read_text()[:-9])
+    hashes.append(hash_anew())
+    assert len(set(hashes)) == 1 and code.KEPT.read_text().endswith("}")
+    monkeypatch.undo()
+    hash_anew()
