@@ -21,12 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "experiments" / "data"
 #: Files of a folder of code that are no code, and that its modules read.
 BESIDE = ("*.c", "*.csv", "templates/*.j2")
+_VERSION = f"{sys.implementation.cache_tag}.{file_digest(Path(__file__))[:16]}"
 #: Keeps the syntax of files by the hash of their content, beside the bytecode of this one.
-KEPT = (
-    Path(__file__).parent
-    / "__pycache__"
-    / (f"syntax.{sys.implementation.cache_tag}.{file_digest(Path(__file__))[:16]}.json")
-)
+KEPT = Path(__file__).parent / "__pycache__" / f"syntax.{_VERSION}.json"
 
 
 def imported_files(*entries: Path, data: bool = False) -> list[Path]:
