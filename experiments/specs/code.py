@@ -84,7 +84,7 @@ class Syntax(NamedTuple):
 
 @functools.cache
 def _kept() -> dict[str, Syntax]:
-    """What is kept of earlier processes; parsing all files takes two seconds."""
+    """Read the syntax that earlier processes kept, since parsing all files takes two seconds."""
     try:
         return {key: Syntax(*made) for key, made in json.loads(KEPT.read_text("utf-8")).items()}
     except (OSError, ValueError):

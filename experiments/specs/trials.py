@@ -17,7 +17,8 @@ def setting_of(spec: RunSpec, study: Study) -> str:
     """
     masks = study.methods[spec.method or ""].sparsity
     recipe = unscheduled(spec)
-    rate, _ = f"{recipe.pop('learning_rate'):.6g}", recipe.pop("precision", None)
+    rate = f"{recipe.pop('learning_rate'):.6g}"
+    recipe.pop("precision", None)  # recipes of text may have none
     # A run that continues another of its own method is no second phase.
     second = spec.starts_from is not None and spec.starts_from.step is None
     value = spec.model_dump(mode="json", include={"task", "model", "data", "transform"})
