@@ -43,7 +43,9 @@ def build(config: Config, *, vocab_size: int, context: int, eos_id: int) -> PreT
     """
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(
+    from experiments.models._attention import ATTENTION
+
+    model = GPT2LMHeadModel(
         GPT2Config(
             vocab_size=vocab_size,
             n_positions=context,
@@ -61,3 +63,5 @@ def build(config: Config, *, vocab_size: int, context: int, eos_id: int) -> PreT
             use_cache=False,
         )
     )
+    model.set_attn_implementation(ATTENTION)
+    return model

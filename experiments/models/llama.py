@@ -48,6 +48,8 @@ def build(config: Config, *, vocab_size: int, context: int, eos_id: int) -> PreT
     from torch import nn
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from experiments.models._attention import ATTENTION
+
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=vocab_size,
@@ -64,6 +66,7 @@ def build(config: Config, *, vocab_size: int, context: int, eos_id: int) -> PreT
             use_cache=False,
         )
     )
+    model.set_attn_implementation(ATTENTION)
     if config.initialization == "torch":
         for module in model.modules():
             if isinstance(module, nn.Linear | nn.Embedding):

@@ -230,9 +230,7 @@ class Task(ABC):
         if getattr(recipe, "optimizer", "adamw") == "sgd":
             nesterov = getattr(recipe, "nesterov", False)
             return torch.optim.SGD(groups, lr=rate, momentum=recipe.momentum, nesterov=nesterov)
-        # On a GPU an optimizer's step is one kernel.
-        fused = True if next(model.parameters()).device.type == "cuda" else None
-        return torch.optim.AdamW(groups, lr=rate, betas=recipe.betas, eps=recipe.eps, fused=fused)
+        return torch.optim.AdamW(groups, lr=rate, betas=recipe.betas, eps=recipe.eps, fused=True)
 
     def learning_rate(self, step: int) -> float:
         """Rate of optimizer step ``step`` (from 0)."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from experiments.models import gpt2
+from experiments.models import gpt2, llama
 from experiments.tasks.lm import Data
 
 SIZES = {"vocab_size": 257, "context": 8}
@@ -37,3 +37,23 @@ def test_sizes_of_gpt2_are_those_of_the_published_models(width, layers, heads, p
 def test_heads_must_divide_the_width():
     with pytest.raises(ValidationError, match="hidden_size is 10; it must be a multiple of"):
         gpt2.Config(hidden_size=10, num_layers=1, num_heads=4)
+
+
+def test_a_cpu_attends_in_float32_under_autocast(monkeypatch):
+    dtypes, attend = [], torch.nn.functional.scaled_dot_product_attention
+
+    def note(query, *rest, **options):
+        dtypes.append(query.dtype)
+        return attend(query, *rest, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", note)
+    sizes = {"hidden_size": 16, "num_layers": 1, "num_heads": 2}
+    for module, config in (
+        (gpt2, gpt2.Config(**sizes)),
+        (llama, llama.Config(**sizes, intermediate_size=32)),
+    ):
+        model = module.build(config, vocab_size=16, context=8, eos_id=0)
+        with torch.autocast("cpu", torch.bfloat16):
+            output = model(torch.arange(8)[None])
+        assert output.logits.dtype == torch.bfloat16
+    assert dtypes == [torch.float32, torch.float32]
