@@ -20,9 +20,9 @@ from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.codes import is_quantized
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
 from sparse_lib.core.group import Group
-from sparse_lib.core.guard import bytes_of_mask
 from sparse_lib.core.mistakes import unreached
 from sparse_lib.core.parameter import IS_PLANNED, SparseParameter
+from sparse_lib.core.selection import bytes_of_mask
 from sparse_lib.flops.model import ModelFlops, count
 from sparse_lib.flops.trace import without_memory
 from sparse_lib.layers import DENSE_ROLES, LayerDescription, describe, why_dense

@@ -31,8 +31,9 @@ from torch.utils.hooks import RemovableHandle
 
 from sparse_lib.core import mistakes, optimizers, parameter
 from sparse_lib.core.codes import Codes
-from sparse_lib.core.guard import MaskGuard, mask_together, watch_readers
+from sparse_lib.core.guard import MaskGuard, watch_readers
 from sparse_lib.core.parameter import SparseParameter, some, warn
+from sparse_lib.core.selection import select_together
 from sparse_lib.layers import layouts
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
@@ -373,7 +374,7 @@ class Driver:
             member.dense_gradients.factors.clear()
             if member.uses_dense_gradient and not member.masks_gradients:
                 member.dense_gradients.measure(optimizers.gradient_scale(optimizer))
-            mask_together(
+            select_together(
                 (sparse.guard, gradient)
                 for sparse in member.sparse_params.values()
                 for gradient in sparse.guard.touched_gradient()
@@ -457,7 +458,7 @@ class Driver:
             optimizer.state.clear()
 
     def _mask(self, member: SparsityAlgorithm) -> None:
-        mask_together(
+        select_together(
             (sparse.guard, tensor)  # all of a mask while it is in the CPU's cache
             for sparse in member.sparse_params.values()
             for tensor in (sparse.param, *self.states(member, sparse))

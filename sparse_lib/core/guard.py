@@ -1,4 +1,4 @@
-"""Keeps masked weights, gradients and optimizer states at zero, by selection.
+"""Keeps masked weights, gradients and optimizer states at zero.
 
 A `MaskGuard` sits beside each sparse parameter, in the module that owns it, so that copying
 or pickling the module copies the enforcement too.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,16 +17,12 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.hooks import RemovableHandle
 
 from sparse_lib.core.codes import Codes, is_quantized
+from sparse_lib.core.selection import Selection
 from sparse_lib.masks import shards
 
 if TYPE_CHECKING:
     from sparse_lib.core.driver import Driver
 
-_SAME_SIZE_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Words of a mask are kept for tensors up to this size: a step is faster by them, and small tensors
-# are what a cache holds. Of larger ones they would be the largest part of what a mask costs.
-LARGE = 2**20
-_CHUNK = 2**16
 _GUARDS = "_mask_guards"
 _WANTS_DENSE = "_needs_dense_gradient"
 
@@ -58,9 +54,8 @@ def before_masks(change: Callable[[], object]) -> Callable[[], object]:
 class MaskGuard:
     """Masks one parameter, its gradient and its optimizer states.
 
-    Zeros are *selected*, by a product of the bits of a value, taken as an integer, with one or
-    zero: a NaN or an infinity where the mask is zero becomes zero. To *settle* a weight is to mask
-    it again because something other than an optimizer's step may have written it.
+    To *settle* a weight is to mask it again because something other than an optimizer's step may
+    have written it.
     """
 
     def __init__(self, module: nn.Module, name: str) -> None:
@@ -81,8 +76,7 @@ class MaskGuard:
         self.owner: str | None = None  # a copy belongs to no algorithm until one adopts it
         self.masks_gradient = True
         self._driver: weakref.ref[Driver] | None = None
-        self._words: dict[tuple[int, torch.device], Tensor] = {}
-        self._words_of: tuple[Tensor | None, int] = (None, -1)
+        self.selection = Selection()
         self._clean_gradient: tuple[Tensor | None, int, int] = (None, -1, -1)
         self._handle: RemovableHandle | None = None
         # Called with a sharded parameter's gradient before it is masked, and whether an earlier
@@ -195,49 +189,7 @@ class MaskGuard:
 
     def select(self, tensor: Tensor | Codes) -> None:
         """Set a tensor of the mask's shape, dense, COO or in codes, to zero where the mask is."""
-        if (pair := self.select_or_defer(tensor)) is not None:
-            pair[0].mul_(pair[1])
-
-    def select_or_defer(self, tensor: Tensor | Codes) -> tuple[Tensor, Tensor] | None:
-        """`select`; where one launch of a GPU's may do it for many, return what to multiply.
-
-        These are the bits of the tensor, as integers, and the words of the mask. Nothing is to do
-        in models that were made dense.
-        """
-        if self.mask is None:
-            return None
-        mask = shards.local(self.mask)
-        if isinstance(tensor, Codes):
-            tensor.clear(~mask)
-            return None
-        tensor = shards.local(tensor.detach())
-        integer = _SAME_SIZE_INTEGER.get(tensor.element_size())
-        if tensor.layout == torch.sparse_coo:
-            kept = mask.to(tensor.device)[tuple(tensor._indices())]
-            tensor._values().masked_fill_(kept.logical_not(), 0)
-        elif integer is None or tensor.is_complex():
-            tensor.masked_fill_(mask.to(tensor.device).logical_not(), 0)
-        elif tensor.numel() > LARGE:
-            multiply_in_parts(tensor.view(integer), mask.to(tensor.device))
-        elif not tensor.is_cpu:
-            return tensor.view(integer), self._words_for(integer, tensor)
-        else:
-            tensor.view(integer).mul_(self._words_for(integer, tensor))
-        return None
-
-    def _words_for(self, integer: torch.dtype, tensor: Tensor) -> Tensor:
-        mask = shards.local(self.mask)
-        known, version = self._words_of
-        if known is not mask:
-            self._words.clear()
-        elif version != mask._version:
-            for stale in self._words.values():
-                stale.copy_(mask)
-        self._words_of = (mask, mask._version)
-        key = (tensor.element_size(), tensor.device)
-        if key not in self._words:
-            self._words[key] = mask.to(tensor.device, integer)
-        return self._words[key]
+        self.selection.apply(self.mask, tensor)
 
     def touched_gradient(self) -> tuple[Tensor, ...]:
         """``param.grad`` where it has to be masked; empty if it obeys the mask, or is not to."""
@@ -509,37 +461,3 @@ def watch_readers(model: nn.Module, *, watch: bool = True) -> None:
 def _remove_hook(hooks: dict[int, Any], ours: Callable[..., Any]) -> None:
     for key in [key for key, hook in hooks.items() if hook is ours]:
         del hooks[key]
-
-
-def bytes_of_mask(weight: Tensor, *, changes: bool) -> int:
-    """Bytes that a weight's mask takes between steps, whether it ``changes`` or stays.
-
-    A byte per element, another one for the history once the mask has changed, and the words of
-    masks that are not large.
-    """
-    words = weight.element_size() if weight.numel() <= LARGE else 0
-    return weight.numel() * (1 + changes + words)
-
-
-def multiply_in_parts(bits: Tensor, mask: Tensor) -> None:
-    """Multiply integers by a bool mask of their shape, in place; on a CPU by words of few rows."""
-    rows = max(1, _CHUNK * len(bits) // bits.numel()) if bits.is_cpu else len(bits)
-    for part, kept in zip(bits.split(rows), mask.split(rows), strict=True):
-        part.mul_(kept.to(part.dtype) if part.is_cpu else kept)
-
-
-def mask_together(selections: Iterable[tuple[MaskGuard, Tensor | Codes]]) -> None:
-    """Set each tensor to zero, in place, where the mask of its guard is zero.
-
-    On a GPU the small ones of one type take one call together: launching a kernel for each takes
-    longer there than the kernels. On a CPU each is masked in turn.
-    """
-    together: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], list[Tensor]]] = {}
-    for guard, tensor in selections:
-        if (pair := guard.select_or_defer(tensor)) is None:
-            continue
-        all_bits, all_words = together.setdefault((pair[0].dtype, pair[0].device), ([], []))
-        all_bits.append(pair[0])
-        all_words.append(pair[1])
-    for all_bits, all_words in together.values():
-        torch._foreach_mul_(all_bits, all_words)
