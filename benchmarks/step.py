@@ -79,7 +79,7 @@ def make_plain(spec: RunSpec, folder: Path) -> Step:
     if spec.task == "lm":
         number, batch = windows(spec, folder)
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-            model.parameters(), betas=recipe.betas, eps=recipe.eps, **settings
+            model.parameters(), betas=recipe.betas, eps=recipe.eps, fused=True, **settings
         )
     else:
         number, batch = images(spec, folder)

@@ -354,12 +354,8 @@ class Request:
         return words
 
     def minutes(self, wildcards: Any, attempt: int = 1) -> int:
-        """Limit of a run's job: ten times what the study expects, at least a quarter of an hour."""
-        return attempt * max(15, round(10 * self.run(wildcards).core_seconds / 60))
-
-    def computation_minutes(self, wildcards: Any) -> int:
-        """Limit of a computation's job: ten times its cost, at least a quarter of an hour."""
-        return max(15, round(10 * self.cost(wildcards) / 60))
+        """Limit of a job: ten times what its study expects, at least a quarter of an hour."""
+        return attempt * max(15, round(10 * self.cost(wildcards) / 60))
 
     def note_reruns(self, *, done: bool = False) -> None:
         """Note how often runs were asked for again, and whether all of them are done."""

@@ -13,24 +13,18 @@ from transformers.masking_utils import sdpa_mask
 ATTENTION = "sdpa_float32_on_cpu"
 
 
-def attend(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
+def attend(module: torch.nn.Module, *tensors: Any, **options: Any) -> tuple[torch.Tensor, None]:
     """``sdpa`` of transformers, in float32 where a CPU trains in bfloat16.
 
     Args:
-        query: batch x heads x length x width, as are ``key`` and ``value``.
+        tensors: query, key, value, each batch x heads x length x width, and the mask or None.
     """
+    query, key, value, mask = tensors
     if query.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return sdpa_attention_forward(module, *tensors, **options)
     with torch.autocast("cpu", enabled=False):
-        q, k, v = query.float(), key.float(), value.float()
-        output, _ = sdpa_attention_forward(module, q, k, v, attention_mask, **options)
+        wide = query.float(), key.float(), value.float()
+        output, _ = sdpa_attention_forward(module, *wide, mask, **options)
     return output.to(query.dtype), None
 
 

@@ -28,7 +28,7 @@ rule compute:
         "logs/compute/{scale}/{computation}.log",
     resources:
         mem_mb=4000,
-        runtime=REQUEST.computation_minutes,
+        runtime=REQUEST.minutes,
     params:
         code=lambda wildcards: code.computation_code_hash(wildcards.computation),
         taken=["--committed"] if REQUEST.config["reuse"] == "only" else [],
