@@ -225,7 +225,7 @@ def model_step(
     """One optimizer step on random tokens."""
     torch.manual_seed(0)
     model = make().train()
-    # The unfused one, which the studies train with, takes roots, which are slow at exact zeros.
+    # The unfused one takes roots, which are slow at exact zeros.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused)
     if sparsity:
         algorithm = Static(sparsity, seed=0)
