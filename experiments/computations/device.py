@@ -110,7 +110,7 @@ def machine_row() -> dict[str, Any]:
 
 
 def gpt_steps(layer: list[dict[str, Any]], sizes: Sizes) -> list[dict[str, Any]]:
-    """Training step of a small GPT with a fused AdamW, and its bound."""
+    """Training step of a small GPT and its bound."""
     layers, width, heads = (sizes.gpt[name] for name in ("num_layers", "width", "num_heads"))
     rows = measured.bounded_steps(
         lambda: gpt(layers, width, heads, 256, sizes.gpt["context"], device="cpu"),
@@ -118,7 +118,6 @@ def gpt_steps(layer: list[dict[str, Any]], sizes: Sizes) -> list[dict[str, Any]]
         levels=(0.8, 0.9, 0.95),
         batch=(sizes.gpt["batch_size"], sizes.gpt["context"]),
         rounds=sizes.gpt_rounds,
-        fused=True,
         fastest=True,
     )
     return [{**sizes.gpt, **row} for row in rows]
@@ -127,7 +126,7 @@ def gpt_steps(layer: list[dict[str, Any]], sizes: Sizes) -> list[dict[str, Any]]
 def run_steps(layer: list[dict[str, Any]], sizes: Sizes) -> list[dict[str, Any]]:
     """Training step of the model that most runs of the studies train, as they do, and its bound."""
     rows = measured.bounded_steps(
-        run_model, layer, (0.8,), (RUN_BATCH, RUN_CONTEXT), sizes.rounds, fused=False, fastest=False
+        run_model, layer, (0.8,), (RUN_BATCH, RUN_CONTEXT), sizes.rounds, fastest=False
     )
     return [{"model": RUN, "batch_size": RUN_BATCH, "context": RUN_CONTEXT, **row} for row in rows]
 
