@@ -39,21 +39,24 @@ def test_heads_must_divide_the_width():
         gpt2.Config(hidden_size=10, num_layers=1, num_heads=4)
 
 
-def test_a_cpu_attends_in_float32_under_autocast(monkeypatch):
-    dtypes, attend = [], torch.nn.functional.scaled_dot_product_attention
-
-    def note(query, *rest, **options):
-        dtypes.append(query.dtype)
-        return attend(query, *rest, **options)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", note)
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_cpu_in_bfloat16_attends_by_products_as_in_float32(name):
+    torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_layers": 1, "num_heads": 2}
-    for module, config in (
-        (gpt2, gpt2.Config(**sizes)),
-        (llama, llama.Config(**sizes, intermediate_size=32)),
-    ):
-        model = module.build(config, vocab_size=16, context=8, eos_id=0)
-        with torch.autocast("cpu", torch.bfloat16):
-            output = model(torch.arange(8)[None])
-        assert output.logits.dtype == torch.bfloat16
-    assert dtypes == [torch.float32, torch.float32]
+    model = (
+        gpt2.build(gpt2.Config(**sizes, init_std=0.3), vocab_size=16, context=8, eos_id=0)
+        if name == "gpt2"
+        else llama.build(
+            llama.Config(**sizes, intermediate_size=32, initialization="torch"),
+            vocab_size=16, context=8, eos_id=0,
+        )
+    )  # fmt: skip
+    ids = torch.randint(16, (3, 8))
+    logits = model(ids).logits
+    with torch.autocast("cpu", torch.bfloat16), torch.profiler.profile() as profile:
+        half = model(ids).logits
+        changed = model(torch.cat([ids[:, :7], 15 - ids[:, 7:]], dim=1)).logits
+    assert half.dtype == torch.bfloat16
+    assert not any("scaled_dot_product" in event.key for event in profile.key_averages())
+    assert torch.equal(half[:, :7], changed[:, :7])
+    torch.testing.assert_close(half.float(), logits, atol=0.02 * logits.abs().max().item(), rtol=0)
