@@ -2,9 +2,10 @@
 
 1. At equal size, data and recipe no masked arm of the same architecture beats dense by more than
    two standard errors.
-2. The learning rate of every arm has a worse one on both sides, tried at the budget of the runs or
-   at half of it. Where the source gave all arms one rate, that of the dense model must. A study
-   that tries no rate at a scale is a test of sparse arms, not of dense ones.
+2. The learning rate of every arm has a worse one on both sides, tried at the budget of the runs
+   or, where fewer than three rates were, at half of it. Where the source gave all arms one rate,
+   that of the dense model must. A study that tries no rate at a scale is a test of sparse arms, not
+   of dense ones.
 3. The larger dense model beats the smaller.
 4. Where the claim is about equal FLOPs, the arms' training FLOPs differ by less than a tenth.
 
@@ -163,8 +164,8 @@ def _rates(
         tries = alike(runs, **{column: own[column] for column in same})
         tries = tries[tries["budget"].between(own["budget"] / 2, own["budget"])]
         tries = tries.assign(loss=tries["run"].map(losses).astype(float)).dropna(subset=["loss"])
-        budgets = (group for _, group in tries.groupby("budget"))
-        tried = max((_bracketed(group, arm.rate) for group in budgets), default=0)
+        budgets = [group for _, group in tries.groupby("budget") if group["rate"].nunique() > 2]
+        tried = _bracketed(budgets[-1], arm.rate) if budgets else 0
         if not tried:
             seen = sorted(tries["rate"].unique())
             where = f"the rate {arm.rate:g} of {arm.method} ({arm.model})"

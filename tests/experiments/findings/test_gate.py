@@ -24,8 +24,8 @@ def run(name, method, *, seed, rate=0.1, trials=False, model="m", budget=8.0, **
     return row | other
 
 
-def evidence(means, *, tried=RATES, larger=None, costs=()):
-    """Three seeds of each method about its mean loss; trials of each at half of the budget."""
+def evidence(means, *, tried=RATES, whole=(), larger=None, costs=()):
+    """Three seeds of each method about its mean loss; trials of each at half the budget, at all."""
     runs, scores = [], []
 
     def add(row, loss, parameters=100.0):
@@ -41,8 +41,10 @@ def evidence(means, *, tried=RATES, larger=None, costs=()):
     for method, mean in means.items():
         for seed in range(3):
             add(run(f"{method}{seed}", method, seed=seed), mean + 0.01 * (seed - 1))
-        for rate, loss in tried.items():
-            add(run(f"{method}-{rate}", method, seed=100, rate=rate, trials=True, budget=4.0), loss)
+        for budget, own in ((4.0, tried), (8.0, dict(whole))):
+            for rate, loss in own.items():
+                row = {"seed": 100, "rate": rate, "trials": True, "budget": budget}
+                add(run(f"{method}-{rate}-{budget}", method, **row), loss)
     if larger is not None:
         for seed in range(3):
             add(run(f"large{seed}", "dense", seed=seed, model="large"), larger + 0.01 * seed, 400.0)
@@ -84,6 +86,7 @@ def test_fair_comparison_gets_its_word_of_ended_seeds_and_equal_flops():
         (evidence(FAIR, larger=2.6), "the larger large does not beat m"),
         (evidence(FAIR, tried={0.1: 3.0, 0.2: 3.1}), "no worse one on both sides"),
         (evidence(FAIR, tried={0.05: 2.9, 0.1: 3.0, 0.2: 3.1}), "no worse one on both sides"),
+        (evidence(FAIR, whole={0.05: 2.7, 0.1: 2.8, 0.2: 2.9}), "no worse one on both sides"),
     ],
 )
 def test_unfair_comparison_is_no_test_and_says_why(given, reason):
