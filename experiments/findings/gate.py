@@ -162,7 +162,7 @@ def _rates(
         own = alike(rows, model=arm.model, method=arm.method, rate=arm.rate).iloc[0]
         same = ("model", "data", "batch", "masks", "transform", "stable")
         tries = alike(runs, **{column: own[column] for column in same})
-        tries = tries[tries["budget"].between(own["budget"] / 2, own["budget"])]
+        tries = tries[tries["trials"] & tries["budget"].between(own["budget"] / 2, own["budget"])]
         tries = tries.assign(loss=tries["run"].map(losses).astype(float)).dropna(subset=["loss"])
         budgets = [group for _, group in tries.groupby("budget") if group["rate"].nunique() > 2]
         tried = _bracketed(budgets[-1], arm.rate) if budgets else 0
