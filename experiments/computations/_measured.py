@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparse_lib import Static
+from sparse_lib.configure import configure
 from sparse_lib.execution import kernels
 from sparse_lib.execution.backend import backend, compile
 from sparse_lib.layers import describe
@@ -226,8 +226,7 @@ def model_step(
     model = make().train()
     # As the studies train: the unfused one takes roots, which are slow at exact zeros.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    if sparsity:
-        algorithm = Static(sparsity, seed=0)
+    if algorithm := configure(sparsity or None):
         algorithm.apply(model)
         algorithm.apply(optimizer)
     run = compile(model, "skip") if sparsity else model
