@@ -68,7 +68,7 @@ def skipping(model: Any, execution: str) -> Any:
     """
     import torch
 
-    from sparse_lib import Static
+    from sparse_lib.configure import configure
     from sparse_lib.device import compile, worth_skipping
     from sparse_lib.layers import default_filter
 
@@ -79,7 +79,8 @@ def skipping(model: Any, execution: str) -> Any:
         if default_filter(name, weight, model):
             zeros = float((weight == 0).float().mean())
             if worth_skipping(weight.shape[0], weight[0].numel(), zeros):
-                Static(init_method="from_zeros").apply(model)
+                if zeros_stay := configure({"init_method": "from_zeros"}):
+                    zeros_stay.apply(model)
                 return compile(model)
     return model
 

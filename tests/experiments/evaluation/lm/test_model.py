@@ -127,6 +127,7 @@ def test_zeros_are_skipped_with_the_same_scores(tokenizer, tmp_path):
     """The dense model with the same zeros is the reference."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from sparse_lib.checkpoint import masks_of
     from sparse_lib.device import Ledger
     from sparse_lib.execution import kernels
 
@@ -148,6 +149,7 @@ def test_zeros_are_skipped_with_the_same_scores(tokenizer, tmp_path):
         for execution in ("dense", "auto")
     )
     assert type(dense.model) is type(model)
+    assert not any(re.search("ln_|wte|wpe|bias", name) for name in masks_of(auto.model))
     asked = random_requests(30)
     with Ledger() as ledger:
         scores = auto._loglikelihood_tokens(asked)
