@@ -14,28 +14,23 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 ATTENTION = "sdpa_or_products_on_cpu"
 
 
-def by_products() -> bool:
-    """Whether a CPU computes in bfloat16; every other run takes ``sdpa`` of transformers."""
-    return torch.is_autocast_enabled("cpu")
-
-
 def attend(module: torch.nn.Module, *tensors: Any, **options: Any) -> tuple[torch.Tensor, None]:
-    """Attention of as many keys as queries have heads; its softmax is in float32.
+    """``sdpa`` of transformers, but plain products where a CPU trains in bfloat16.
 
     Args:
         tensors: query, key, value, each batch x heads x length x width, and the mask or None.
     """
-    query, key, value, bias = tensors
-    if not by_products() or query.device.type != "cpu":
+    if not torch.is_autocast_enabled("cpu"):
         return sdpa_attention_forward(module, *tensors, **options)
+    query, key, value, bias = tensors
     scores = query @ key.transpose(-1, -2) * options["scaling"] + bias
     weights = functional.dropout(scores.softmax(-1, torch.float32), options["dropout"])
     return (weights @ value).transpose(1, 2), None
 
 
 def mask(*sizes: Any, **options: Any) -> torch.Tensor | None:
-    """The mask that `attend` takes: added to the scores where it multiplies itself."""
-    return (eager_mask if by_products() else sdpa_mask)(*sizes, **options)
+    """The mask that `attend` takes: in its own products it is added to the scores."""
+    return (eager_mask if torch.is_autocast_enabled("cpu") else sdpa_mask)(*sizes, **options)
 
 
 AttentionInterface.register(ATTENTION, attend)

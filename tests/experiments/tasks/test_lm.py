@@ -39,18 +39,14 @@ def test_heads_must_divide_the_width():
         gpt2.Config(hidden_size=10, num_layers=1, num_heads=4)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_a_cpu_in_bfloat16_attends_by_products_as_in_float32(name):
+@pytest.mark.parametrize(
+    ("module", "own"),
+    [(gpt2, {"init_std": 0.3}), (llama, {"intermediate_size": 32, "initialization": "torch"})],
+)
+def test_a_cpu_in_bfloat16_attends_by_products_as_in_float32(module, own):
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_layers": 1, "num_heads": 2}
-    model = (
-        gpt2.build(gpt2.Config(**sizes, init_std=0.3), vocab_size=16, context=8, eos_id=0)
-        if name == "gpt2"
-        else llama.build(
-            llama.Config(**sizes, intermediate_size=32, initialization="torch"),
-            vocab_size=16, context=8, eos_id=0,
-        )
-    )  # fmt: skip
+    config = module.Config(hidden_size=16, num_layers=1, num_heads=2, **own)
+    model = module.build(config, vocab_size=16, context=8, eos_id=0)
     ids = torch.randint(16, (3, 8))
     logits = model(ids).logits
     with torch.autocast("cpu", torch.bfloat16), torch.profiler.profile() as profile:
