@@ -4,7 +4,7 @@
    two standard errors.
 2. The learning rate of every arm has a worse one on both sides, at the budget of the runs or, with
    fewer than three tried there, at half of it. Where the source gave all arms one rate, that of the
-   dense model must. A study that tries no rate at a scale is a test of sparse arms, not of dense ones.
+   dense model must. A study that tries no rate at a scale tests sparse arms, not dense ones.
 3. The larger dense model beats the smaller.
 4. Where the claim is about equal FLOPs, the arms' training FLOPs differ by less than a tenth.
 
