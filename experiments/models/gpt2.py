@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -23,6 +23,7 @@ class Config(Strict):
     dropout: float = Field(0.0, ge=0, lt=1)
     tie_embeddings: bool = Field(True, description="whether head and embedding share weights")
     init_std: float = Field(0.02, gt=0, le=1, description="deviation of the initial weights")
+    positions: Literal["random", "sinusoidal"] = Field("random", description="as training starts")
 
     @model_validator(mode="after")
     def heads_divide_width(self) -> Config:
@@ -43,9 +44,11 @@ def build(config: Config, *, vocab_size: int, context: int, eos_id: int) -> PreT
     """
     from transformers import GPT2Config, GPT2LMHeadModel
 
+    from experiments.models import _initial
     from experiments.models._attention import ATTENTION
 
-    model = GPT2LMHeadModel(
+    start = {"random": GPT2LMHeadModel, "sinusoidal": _initial.GPT2LMHeadModel}
+    model = start[config.positions](
         GPT2Config(
             vocab_size=vocab_size,
             n_positions=context,

@@ -45,12 +45,13 @@ def build(config: Config, *, vocab_size: int, context: int, eos_id: int) -> PreT
     Args:
         vocab_size: rows of the embedding and of the head.
     """
-    from torch import nn
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from experiments.models import _initial
     from experiments.models._attention import ATTENTION
 
-    model = LlamaForCausalLM(
+    start = {"transformers": LlamaForCausalLM, "torch": _initial.LlamaForCausalLM}
+    model = start[config.initialization](
         LlamaConfig(
             vocab_size=vocab_size,
             hidden_size=config.hidden_size,
@@ -67,8 +68,4 @@ def build(config: Config, *, vocab_size: int, context: int, eos_id: int) -> PreT
         )
     )
     model.set_attn_implementation(ATTENTION)
-    if config.initialization == "torch":
-        for module in model.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                module.reset_parameters()
     return model

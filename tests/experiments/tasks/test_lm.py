@@ -1,11 +1,14 @@
 """The data section of language models, and the sizes of GPT-2 as published."""
 
+import math
+
 import pytest
 import torch
 from pydantic import ValidationError
 
 from experiments.models import gpt2, llama
 from experiments.tasks.lm import Data
+from sparse_lib import ift
 
 SIZES = {"vocab_size": 257, "context": 8}
 
@@ -56,3 +59,20 @@ def test_a_cpu_in_bfloat16_attends_by_products_as_in_float32(module, own):
     assert not any("scaled_dot_product" in event.key for event in profile.key_averages())
     assert torch.equal(half[:, :7], changed[:, :7])
     torch.testing.assert_close(half.float(), logits, atol=0.02 * logits.abs().max().item(), rtol=0)
+
+
+def test_a_widened_decoder_starts_as_the_dense_one_does():
+    shared = {"hidden_size": 32, "num_layers": 1, "num_heads": 2}
+    dense = gpt2.Config(**shared, init_std=0.1, positions="sinusoidal")
+    model = gpt2.build(dense, vocab_size=16, context=40, eos_id=0)
+    wide, _, _ = ift.transform(model, "wide", 0.75)
+    for each, width in ((model, 32), (wide, 64)):
+        waves = each.transformer.wpe.weight.detach() / (0.1 * 2**0.5)
+        assert torch.equal(waves[0], torch.tensor([0.0, 1.0]).repeat(width // 2))
+        angle = math.atan2(*waves[7, 2:4])
+        assert angle % (2 * math.pi) == pytest.approx(7 / 10_000 ** (2 / width) % (2 * math.pi))
+    drawn = llama.Config(**shared, intermediate_size=64, initialization="torch")
+    model = llama.build(drawn, vocab_size=512, context=8, eos_id=0)
+    for each in (model, ift.transform(model, "wide", 0.75)[0]):
+        assert each.lm_head.weight.abs().max() < each.config.hidden_size**-0.5
+        assert each.model.embed_tokens.weight.std().item() == pytest.approx(1, rel=0.05)
