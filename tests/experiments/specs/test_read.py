@@ -9,7 +9,7 @@ import yaml
 from experiments.cli.inspect import check_runs
 from experiments.specs import code as closure
 from experiments.specs import read, schema
-from experiments.specs.expand import all_runs, load_single
+from experiments.specs.expand import all_runs, load_single, study_runs
 from experiments.specs.read import load_study
 from experiments.specs.run import Run
 from experiments.specs.schema import SpecError
@@ -58,6 +58,9 @@ def edit(key: str, value, phases=two_phases):
         (lambda s: recipe(s).update(tokens=10), ["tokens"]),
         (lambda s: s["scales"]["smoke"].append(grid(s)), ["occurs twice"]),
         (lambda s: grid(s).update(variant="half"), ["variant", "'half'"]),
+        (lambda s: grid(s).update(variant=["half"]), ["variant", "'half'"]),
+        (lambda s: grid(s).update(variant=[]), ["variant is []"]),
+        (edit("scales.smoke.0.variant", ["half-batch"]), ["variant is ['half-batch']", "label"]),
         (lambda s: grid(s).update(learning_rate_scale={"stat": 2}), ["'stat'", "mean 'static'"]),
         (lambda s: grid(s)["methods"].update(static=[-1]), ["static", "-1"]),
         (lambda s: grid(s)["methods"].update(static=2.5), ["methods.static: 2.5 is no number of"]),
@@ -91,6 +94,17 @@ def test_a_mistake_is_one_sentence(write, change, words):
     message = error_of(write(change))
     for word in words:
         assert word in message
+
+
+def test_a_list_of_variants_is_a_grid_with_each(write):
+    names = sorted(read.load_study("sparsity_library", folder=write(lambda s: None)).recipes)
+    folder = write(lambda study: grid(study).update(variant=names))
+    runs = study_runs(read.load_study("sparsity_library", folder=folder), "smoke")
+    variants = [run.id.split("__")[-2] for run in runs]
+    assert len(names) > 1
+    assert {name: variants.count(name) for name in names} == dict.fromkeys(
+        names, len(runs) // len(names)
+    )
 
 
 def test_an_algorithms_file_has_the_name_of_its_class(tmp_path, monkeypatch):
