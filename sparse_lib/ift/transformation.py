@@ -68,7 +68,8 @@ def transform(
         image_size: Pixels per side, for FLOPs; default the config's ``image_size``.
 
     Returns:
-        The new model, with weights drawn from torch's global generator where layers are new;
+        The new model, with weights drawn from torch's global generator where layers are new: for
+        ``"wide"`` all are, as its class draws them, whatever was set after the model was built;
         the ``param_filter`` and ``sparsity`` for ``sparse_lib.configure``, to which an algorithm
         and its options are added as ``config | {"algorithm": "rigl", ...}``; and the report.
 
