@@ -208,7 +208,7 @@ def unscheduled(spec: RunSpec) -> dict[str, Any]:
 def make_spec(study: Study, scale: str, grid: Grid, method_name: str, seed: int) -> RunSpec:
     """The spec of one run."""
     method = study.methods[method_name]
-    variant = grid.variant or method.recipe
+    variant = grid.variants[0] or method.recipe
     data, _ = grid.typed
     rate = grid.learning_rate_scale.get(method_name, 1.0)
     try:
@@ -248,7 +248,8 @@ def make_spec(study: Study, scale: str, grid: Grid, method_name: str, seed: int)
 def study_runs(study: Study, scale: str) -> list[Run]:
     """All runs of one study at one scale; an empty list where the scale is not defined."""
     runs: dict[str, Run] = {}
-    for grid in study.scales.get(scale, []):  # type: ignore[call-overload]
+    grids = study.scales.get(scale, [])  # type: ignore[call-overload]
+    for grid in (g.model_copy(update={"variant": one}) for g in grids for one in g.variants):
         for method_name in grid.methods:
             for seed in grid.seeds(method_name):
                 spec = make_spec(study, scale, grid, method_name, seed)

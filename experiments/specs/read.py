@@ -200,12 +200,16 @@ def _check_names(study: Study, stem: str) -> None:
         labels = [grid.label for grid in grids if grid.label is not None]
         for index, grid in enumerate(grids):
             where = f"scales.{scale}.{index}"
+            if not grid.variants or (grid.label and isinstance(grid.variant, list)):
+                raise UserError(
+                    f"{where}.variant is {grid.variant}, but needs names; with label, one"
+                )
             for key, names, known in (
                 ("methods", [*grid.methods], study.methods),
                 ("learning_rate_scale", [*grid.learning_rate_scale], study.methods),
                 ("pretrained", [grid.pretrained], labels),
                 ("continues", [grid.continues], labels),
-                ("variant", [grid.variant], study.recipes),
+                ("variant", grid.variants, study.recipes),
                 ("suite", [grid.suite], suite_names()),
             ):
                 for named in names:

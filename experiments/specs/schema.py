@@ -191,8 +191,8 @@ class Grid(Workload):
         description="label of the grid whose runs, of the same methods and seeds at a constant "
         "rate, these go on from where their rate begins to decay",
     )
-    variant: str | None = Field(
-        None, description="recipe variant in place of the methods' own; a list: a grid with each"
+    variant: str | list[str] | None = Field(
+        None, description="recipe variant in place of the methods' own, or several"
     )
     learning_rate_scale: dict[str, Factor] = Field(
         {}, description="method -> factor of the recipe's learning rate, where it is tuned"
@@ -201,6 +201,11 @@ class Grid(Workload):
         description="method -> number of seeds, counted from 0, or the seeds themselves"
     )
     core_seconds: PositiveFloat = Field(description="expected cost of one run, start-up included")
+
+    @property
+    def variants(self) -> list[Any]:
+        """The recipe variants; None stands for the methods' own."""
+        return self.variant if isinstance(self.variant, list) else [self.variant]
 
     def seeds(self, method: str) -> list[int]:
         """The seeds of a method; none where the grid does not have it."""
@@ -251,20 +256,6 @@ class Answer(Strict):
         if len(value.split()) > 60:
             raise UserError(f"it has {len(value.split())} words, but at most 60 are allowed")
         return value
-
-
-def _at_each_variant(grids: list[Any]) -> list[Any]:
-    """The grids that these stand for."""
-    found: list[Any] = []
-    for grid in grids:
-        several = grid.get("variant") if isinstance(grid, dict) else None
-        if not isinstance(several, list):
-            found.append(grid)
-        elif not several or grid.get("label"):
-            raise UserError(f"variant is {several}, but must name recipes, and beside label one")
-        else:
-            found += [grid | {"variant": each} for each in several]
-    return found
 
 
 def _at_each_level(key: Any, section: dict[Any, Any]) -> dict[Any, Any]:
@@ -344,14 +335,6 @@ class Study(Strict):
                 raise UserError(f"{twice!r} is defined twice, once by the levels of a method")
             methods |= made
         return methods or value
-
-    @field_validator("scales", mode="before")
-    @classmethod
-    def each_variant(cls, value: Any) -> Any:
-        """A grid whose ``variant`` is a list stands for one with each of them."""
-        if not isinstance(value, dict):
-            return value
-        return {k: _at_each_variant(v) if isinstance(v, list) else v for k, v in value.items()}
 
     def shows(self, scale: str) -> bool:
         """Whether the study has anything at this scale."""
