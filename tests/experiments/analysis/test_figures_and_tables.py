@@ -10,7 +10,6 @@ from PIL import Image
 
 from experiments import computations
 from experiments.analysis import figures, style, tables
-from experiments.analysis.figures import ift_transforms
 from experiments.analysis.methods import Methods
 from experiments.errors import UserError
 from experiments.specs.lookup import planned_study
@@ -19,7 +18,6 @@ from experiments.specs.run import Transform
 from experiments.specs.schema import Method, Start
 from experiments.store import tidy
 from experiments.store.collect import curves_table, records_table
-from sparse_lib import ift
 from tests.experiments.analysis import kept
 
 pytestmark = pytest.mark.usefixtures("computed")
@@ -143,21 +141,6 @@ def test_a_wrong_key_or_value_of_a_sheet_is_an_error_that_names_it(tmp_path, lin
     (own := tmp_path / "my.mplstyle").write_text(f"axes.grid: True\n{line}\n")
     with pytest.raises(UserError, match=f"my.mplstyle.*line 2.*{words}"), style.sheet(own):
         pass
-
-
-def test_every_drawn_transform_keeps_the_multiply_adds(tmp_path):
-    nothing = pd.DataFrame(), pd.DataFrame(), kept.study([], methods={})
-    drawn = figures.draw("ift_transforms", *nothing)
-    figures.save(drawn, tmp_path / "f.svg", "svg")
-    rows = figures.data("ift_transforms", *nothing).set_index("transform")
-    assert (rows.groupby("transform")["kept"].sum() == 64).all()
-    s = ift_transforms.SPARSITY
-    assert rows.loc["wide", "inputs"] == 8 * ift.wide_factor(s)
-    assert len(rows.loc["parallel"]) == ift.parallel_branches(s)
-    assert rows.loc["factorized", "inputs"].iloc[0] == ift.factorized_size(8, 8, s)
-    assert rows.loc["doped", "inputs"].iloc[1] == ift.doped_rank(8, 8, s)
-    assert rows.loc["doped", "sparsity"].tolist() == [s, 0, 0]
-    assert (tmp_path / "f.svg").read_text().count("Sparse-Doped") == 1
 
 
 @pytest.fixture(scope="module")
