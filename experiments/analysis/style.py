@@ -179,17 +179,6 @@ def spread(places: Sequence[float], gap: float) -> list[float]:
     return spots
 
 
-def count_axis(axes: Axes, name: str, values: Sequence[float]) -> None:
-    """Make the x axis logarithmic, with a tick at each value."""
-    axes.set_xscale("log")
-    ticks = sorted(set(values))
-    short = EngFormatter(sep="")
-    names = [short(float(f"{tick:.3g}")) if tick >= 1 else f"{tick:g}" for tick in ticks]
-    axes.set_xticks(ticks, names)
-    axes.minorticks_off()
-    axes.set_xlabel(name)
-
-
 def shade(color: str, place: int, count: int) -> str:
     """One of ``count`` shades of a colour, light ones first; the colour itself of one."""
     if count == 1:

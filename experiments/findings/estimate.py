@@ -51,7 +51,7 @@ class Estimate:
         se: Standard error of the effect.
         sd: Standard deviation of one run about the mean of its arm.
         better: Probability that a run of a is better than one of b.
-        paired: Whether the interval is that of differences by seed.
+        unpaired: Where the interval is of differences by seed, that of all runs.
     """
 
     effect: float
@@ -62,7 +62,12 @@ class Estimate:
     seeds: tuple[int, int]
     means: tuple[float, float]
     better: float
-    paired: bool
+    unpaired: tuple[float, float] | None
+
+    @property
+    def paired(self) -> bool:
+        """Whether the interval is of differences by seed."""
+        return self.unpaired is not None
 
     @property
     def has_interval(self) -> bool:
@@ -129,6 +134,7 @@ def estimate(cells: Cells, strata: Sequence[tuple[Arm, Arm]], *, sign: int = 1) 
     ]
     left = sum(max(0, each.size - 1) for each in differences)
     is_paired = shared > PAIRED_ABOVE and left >= LEAST_FREEDOM
+    whole = interval(effect, se, freedom)
     if is_paired:
         kept = [each for each in differences if each.size]
         squares = sum(float(((each - each.mean()) ** 2).sum()) for each in kept)
@@ -150,7 +156,7 @@ def estimate(cells: Cells, strata: Sequence[tuple[Arm, Arm]], *, sign: int = 1) 
         seeds=(sum(len(a) for a, _ in sides), sum(len(b) for _, b in sides)),
         means=(mean(0), mean(1)),
         better=float(np.average(wins, weights=weights)),
-        paired=bool(is_paired),
+        unpaired=whole if is_paired else None,
     )
 
 

@@ -83,7 +83,7 @@ def over_workloads(evidence: Evidence, a: str, b: str) -> list[Effect]:
         by_level: dict[float, dict[str, list]] = {}
         kinds = rows[["method", "algorithm", "sparsity", "masks"]].drop_duplicates()
         for row in kinds.itertuples():
-            if "distribution" in row.masks or "init_method" in row.masks:
+            if '"erk"' in row.masks:
                 continue
             for arm in cells:
                 if arm.method == row.method and len(cells[arm]) > 1:

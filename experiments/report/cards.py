@@ -375,7 +375,7 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
         "study": claim.study,
         "where": found.place.label if found.place is not None and found.is_fair else "",
         "means": means(found),
-        "paired": bool(found.estimate and found.estimate.paired),
+        "paired": _paired(found.estimate, unit),
         "source": f"{link(claim.source)}, {claim.where}",
         "published": published(found),
         "ours": ours(found),
@@ -396,6 +396,14 @@ def card(found: Finding, evidence: Evidence, pictures: dict[str, str]) -> dict[s
     }
 
 
+def _paired(found: Estimate | None, unit: str) -> str:
+    """The interval that a paired one stands in place of."""
+    if found is None or found.unpaired is None:
+        return ""
+    low, high = (number(end, DIGITS.get(unit, 2)) for end in found.unpaired)
+    return f"Paired by seed; unpaired [{low}, {high}]."
+
+
 def _better(found: Estimate) -> str:
     """P(better), of three seeds or more."""
     return f"{found.better:.2f}" if min(found.seeds) > 2 else "–"
@@ -412,8 +420,8 @@ def _badge(found: Finding) -> str:
         return ""
     if not place.registered:
         return "some seeds were added after a first look"
-    after = f", after {len(place.seen)} seeds were read" if place.seen else ""
-    return f"registered {place.registered}{after}"
+    seen = f", with seeds {', '.join(map(str, place.seen))} read" if place.seen else ""
+    return f"registered {place.registered}{seen}"
 
 
 def supporting(evidence: Evidence, study: str = "") -> list[tuple[Claim, str]]:
@@ -423,7 +431,8 @@ def supporting(evidence: Evidence, study: str = "") -> list[tuple[Claim, str]]:
         lines = []
         for each in group:
             label, said = each.comparison.label or each.claim.title, each.comparison.published
-            lines.append([label, said.says if said else "–", ours(each), word(each)])
+            verdict = "; ".join(filter(None, [word(each), _badge(each)]))
+            lines.append([label, said.says if said else "–", ours(each), verdict])
         made = table(["comparison", "published", "here", "verdict"], lines)
         found.append((group[0].claim, made))
     return found
@@ -461,7 +470,7 @@ def summary(findings: Sequence[Finding]) -> str:
         named = f"{found.claim.short or found.claim.title} ({number}{note})"
         by_answer.setdefault(answer, []).append(named)
     agree = by_answer.pop("yes", [])
-    parts = [f"{len(agree)} of {len(findings)} published results agree with ours in direction"]
+    parts = [f"Ours agree with {len(agree)} of {len(findings)} published results in direction"]
     parts[0] += f": {', '.join(agree)}" * bool(agree)
     names = {"in part": "In part", OPEN: "Not resolved", NO_TEST: "No fair test", "no": "Disagree"}
     parts += [

@@ -1,5 +1,5 @@
-"""Validation perplexity of the trials (of images, loss) by learning rate; each point is one run.
-Large markers: settings that a study trains with. Lower is better."""
+"""Validation perplexity of the trials (of images, loss) by learning rate; each point is one run,
+lines join means. Large markers: settings that a study trains with. Lower is better."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -38,11 +38,10 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
 
 
 def _title(looks: Methods, method: str, trial: pd.Series, own: pd.DataFrame) -> str:
-    """A method's name, with what tells it from others: sparsity and length."""
+    """A method's name, with its sparsity where several have that name."""
     same = own[[_name(looks, other) == _name(looks, method) for other in own["method"]]]
     shown = trial["sparsity"] if same["sparsity"].nunique() > 1 else 0.0
-    name = looks.treatment(method, shown)
-    return f"{name}, {trial['steps']:,} steps" if same["steps"].nunique() > 1 else name
+    return looks.treatment(method, shown)
 
 
 def _settings(spec: RunSpec) -> tuple[Any, ...]:
@@ -53,22 +52,26 @@ def _settings(spec: RunSpec) -> tuple[Any, ...]:
 
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
-    """One panel per model and dataset that tried several rates."""
+    """One panel per model, dataset and length that tried several rates."""
     tried, looks = data(records, curves, study), Methods(study)
-    panels = [(workload, tidy.in_workload(tried, workload)) for workload in tidy.workloads(tried)]
-    panels = [(workload, own) for workload, own in panels if own["learning rate"].nunique() > 1]
+    panels = [
+        (f"{workload}, {steps:,} steps", own)
+        for workload in tidy.workloads(tried)
+        for steps, own in tidy.in_workload(tried, workload).groupby("steps")
+        if own["learning rate"].nunique() > 1
+    ]
     figure, axes = style.panels(len(panels))
     if not panels:
         style.say_empty(axes[0], "No second rate was tried.")
-    for panel, (workload, own) in zip(axes, panels, strict=False):
+    for panel, (title, own) in zip(axes, panels, strict=False):
         _draw_panel(panel, own, looks)
-        panel.set_title(f"{workload}")
+        panel.set_title(title)
     return figure
 
 
 def _draw_panel(panel: Axes, own: pd.DataFrame, looks: Methods) -> None:
     colors, labels = _colors(own, looks), []
-    for (method, sparsity, _), group in own.groupby(["method", "sparsity", "steps"], sort=False):
+    for (method, sparsity), group in own.groupby(["method", "sparsity"], sort=False):
         first = looks.settings_of(method)
         look, line = looks[first], group.sort_values("learning rate")
         color = colors[method, sparsity]
@@ -82,7 +85,11 @@ def _draw_panel(panel: Axes, own: pd.DataFrame, looks: Methods) -> None:
         taken = line[line["taken by"] != ""]
         panel.plot(taken["learning rate"], taken["value"], look.marker, color=color, ms=9)
         labels.append((means.iloc[-1], _title(looks, method, line.iloc[0], own), color))
-    style.count_axis(panel, "peak learning rate", _apart(own["learning rate"].unique()))
+    panel.set_xscale("log")
+    rates = _apart(own["learning rate"].unique())
+    panel.set_xticks(rates, [f"{1000 * rate:g}" for rate in rates])
+    panel.minorticks_off()
+    panel.set_xlabel("peak learning rate, thousandths")
     panel.set_ylabel(UNITS[own["metric"].iloc[0]])
     style.label_ends(panel, labels)
 

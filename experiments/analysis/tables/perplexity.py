@@ -1,6 +1,6 @@
 """Validation perplexity after training, per token of the model's own vocabulary (lower is better):
-mean over seeds with its 95% interval, and the difference to dense, whose interval follows from the
-spread of these runs alone."""
+mean over seeds with its 95% interval, and the difference to dense (continued, where others are),
+whose interval follows from the spread of these runs alone."""
 
 import pandas as pd
 

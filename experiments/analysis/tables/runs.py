@@ -1,5 +1,4 @@
-"""Every run of the study with its cost, its machine and the command that repeats it. Runs shared
-their machine, so seconds do not compare."""
+"""Every run of the study with its cost. Runs shared their machine, so seconds do not compare."""
 
 from typing import Any
 

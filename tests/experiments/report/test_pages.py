@@ -54,7 +54,7 @@ def test_answer_is_short_and_replaced_or_refused_when_it_no_longer_holds():
 )
 def test_a_result_agrees_with_the_reference_only_where_its_interval_excludes_zero(mine, said):
     claim = nine()[0]
-    own = Estimate(*mine, 0.01, 0.01, (3, 3), (3.0, 3.0), 0.5, False)
+    own = Estimate(*mine, 0.01, 0.01, (3, 3), (3.0, 3.0), 0.5, None)
     found = Finding(claim, claim, Word("own word"), estimate=own)
     kept = {"word": "their word", "effect": -0.01, "low": -0.02, "high": -0.005}
     assert cards.agreement(found, kept) == said
