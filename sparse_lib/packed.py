@@ -65,6 +65,16 @@ class PackedLayer(nn.Module):
         mask, values = self.mask, self.values
         return values.new_zeros(mask.shape).masked_scatter(mask, values)
 
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """As of a module; AttributeError for the weight, which is made of `values`."""
+        if name == _WEIGHT:
+            raise AttributeError("a packed layer has no weight to set; load a state dict")
+        super().register_parameter(name, param)
+
+    def reset_parameters(self) -> None:
+        """Not there: AttributeError."""
+        raise AttributeError("a packed layer cannot draw its weights anew; do so before pack")
+
     # `torch.compiler.disable`, but the compiler is imported at the first call.
     @torch._disable_dynamo
     def forward(self, input: Tensor) -> Tensor:

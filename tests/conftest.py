@@ -1,4 +1,4 @@
-"""One thread and no network in every test."""
+"""One thread, one seed and no network in every test."""
 
 import os
 from pathlib import Path
@@ -18,10 +18,11 @@ os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """The machine's threads belong to the test workers."""
+    """The machine's threads belong to the test workers; draws depend on no other test."""
     import torch
 
     torch.set_num_threads(1)
+    torch.manual_seed(0)
 
 
 def pytest_collection_modifyitems(items):

@@ -128,7 +128,7 @@ def export_bitmask(model: nn.Module) -> State:
         weight = state.pop(name)
         state[f"{name}.compressed"] = as_bytes(weight)[mask].view(weight.dtype)
         state[f"{name}.bitmask"] = to_bits(mask)
-        state[f"{name}.shape"] = torch.tensor(mask.shape)
+        state[f"{name}.shape"] = torch.tensor(mask.shape, dtype=torch.int64)
     return state
 
 

@@ -60,6 +60,11 @@ def shrink(model: nn.Sequential) -> nn.Sequential:
     modules = list(_leaves("", small))
     places = [i for i, (_, m) in enumerate(modules) if type(m) in (nn.Linear, *_CONVS)]
     chains = [modules[i : j + 1] for i, j in zip(places, places[1:])]
+    paths: dict[nn.Module, str] = {}
+    for path, module in modules:
+        if module in paths and any(True for _ in module.parameters()):
+            raise ValueError(f"layers {paths[module]!r} and {path!r} are one module, used twice")
+        paths[module] = path
     for chain in chains:
         _check(chain)
     while any(_shrink_first(chain) for chain in chains):
@@ -80,8 +85,6 @@ def _check(chain: Sequence[_Named]) -> None:
     """Refuse a chain (layer, modules between, next layer) that is not understood."""
     (first_name, first), *between, (last_name, last) = chain
     flattens = any(type(module) is nn.Flatten for _, module in between)
-    if first is last:
-        raise ValueError(f"layers {first_name!r} and {last_name!r} are one module, used twice")
     for name, module in ((first_name, first), (last_name, last)):
         if getattr(module, "groups", 1) != 1:
             raise ValueError(f"layer {name!r} has groups={module.groups}, and must have 1")

@@ -57,7 +57,7 @@ class Driver:
         self._owner = weakref.ref(owner)
         self._models: list[weakref.ref[nn.Module]] = []
         self._places: list[parameter.Place] = []  # of masked modules and those around them
-        self._told_of_missed = False
+        self._told_of_missed = self.rests = False
         self._unplug()
 
     def _unplug(self) -> None:
@@ -484,6 +484,10 @@ class Driver:
 def _open_step(owner: Applied, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     """Get gradients ready for the optimizer: now, or each time that a closure has made them."""
     driver = owner.driver
+    is_backward = any(sparse.guard.gradient_is_clean for sparse in driver.params.values())
+    driver.rests = not is_backward and optimizers.only_makes_states(optimizer)
+    if driver.rests:
+        return None
     driver.check_step(optimizer)
     with torch.no_grad():
         for member in driver.members:
@@ -511,7 +515,8 @@ def _open_step(owner: Applied, optimizer: Optimizer, args: Any, kwargs: Any) -> 
 
 @torch.no_grad()
 def _after_step(owner: Applied, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    owner.driver.after_update(optimizer)
+    if not owner.driver.rests:
+        owner.driver.after_update(optimizer)
 
 
 @torch.no_grad()

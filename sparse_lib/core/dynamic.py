@@ -14,7 +14,7 @@ from sparse_lib.checks import check_bool, check_choice, check_finite
 from sparse_lib.core import distributed
 from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.codes import Codes
-from sparse_lib.core.optimizers import parameters, states_like
+from sparse_lib.core.optimizers import parameters, rising, states_like
 from sparse_lib.core.parameter import FirstMask, SparseParameter, some, warn
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
@@ -263,7 +263,8 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
         weight = sparse.param
         if self.grown_init.startswith("gradient"):
             gradient = self.dense_gradient(weight)
-            start = -(gradient.sgn() if self.grown_init == "gradient_sign" else gradient)
+            start = gradient.sgn() if self.grown_init == "gradient_sign" else gradient
+            start = start if optimizer is not None and id(weight) in rising(optimizer) else -start
         else:
             source = self.generator(f"{sparse.name}/grown")
             spread = self._first_spreads.get(sparse.name)

@@ -88,7 +88,7 @@ class MaskGuard:
         self._mask_version = -1
         # Of a copy: the original's guard, and how many weights its mask had; -1 to take it anyway.
         self._origin: tuple[weakref.ref[MaskGuard] | None, int] | None = None
-        self.was_loaded = False
+        self.was_loaded = self.is_loading = False
         # `_state_of` the parameter when it was last masked; its id alone during a step.
         self._masked_state: tuple[int, ...] = ()
         self._was_frozen = False  # when last looked at
@@ -185,6 +185,8 @@ class MaskGuard:
                 guard._clean_gradient = (gradient, gradient._version, version)
 
         self._handle = param.register_post_accumulate_grad_hook(mask_gradient)
+        # After a swap torch has a new dict of hooks, and fires those of the one that is assigned.
+        param._post_accumulate_grad_hooks = param._post_accumulate_grad_hooks
         self._hooked, self._hooked_contents = param, param._cdata
 
     def select(self, tensor: Tensor | Codes) -> None:
@@ -380,6 +382,8 @@ def _settle_assigned(module: nn.Module, name: str, param: nn.Parameter) -> None:
     mask = module._buffers.get(mask_name(name))
     if guard is None or mask is None or param is None or param.shape != mask.shape:
         return
+    if guard.is_loading:  # its mask comes next
+        return
     if is_quantized(param):
         raise ValueError(
             f"{name!r} has a mask, and what takes its place is quantized ({type(param).__name__}); "
@@ -405,7 +409,8 @@ def _refuse_averages(
     errors: list[str],
 ) -> None:  # fmt: skip
     """Refuse averages of masks, of which bools would be a union; before ``load_state_dict``."""
-    for name in map(mask_name, guards(module)):
+    for guard in guards(module).values():
+        guard.is_loading, name = True, mask_name(guard.name)
         mask = state.get(prefix + name)
         if mask is not None and bool(((mask != 0) & (mask != 1)).any()):
             errors.append(
@@ -424,7 +429,7 @@ def _settle_averages(module: nn.Module, *_: Any) -> None:
 def _settle_loaded(module: nn.Module, incompatible: Any) -> None:
     """Apply loaded masks to loaded weights; a hook after ``load_state_dict``."""
     for guard in guards(module).values():
-        missing = f".{mask_name(guard.name)}"
+        guard.is_loading, missing = False, f".{mask_name(guard.name)}"
         guard.was_loaded = not any(f".{key}".endswith(missing) for key in incompatible[0])
         guard._origin = None if guard.was_loaded else guard._origin
         guard.ensure()
@@ -436,16 +441,24 @@ def _settle_alone(module: nn.Module, _: Any) -> None:
     # A function of the module's, not a method of a guard's: it survives copying and pickling.
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return
-    learns = torch.is_grad_enabled()
+    module = module.__dict__.get("_original", module)  # of a twin that is older than its masks
+    owners, learns = (module, *_read_by(module)), torch.is_grad_enabled()
+    if not any(map(guards, owners)):
+        raise RuntimeError(
+            f"a {type(module).__name__} took the place of a masked module, and has no mask; "
+            "exchange modules first (prepare_qat), then apply"
+        )
     with torch.no_grad():
-        for owner in (module, *_read_by(module)):
+        for owner in owners:
             for guard in guards(owner).values():
                 guard.settle_alone(module, learns=learns)
 
 
 def _read_by(module: nn.Module) -> tuple[nn.Module, ...]:
     """Modules whose weights a module reads without calling them, so that no hook of theirs runs."""
-    return (module.out_proj,) if isinstance(module, nn.MultiheadAttention) else ()
+    if isinstance(module, nn.MultiheadAttention):
+        return (module.out_proj,)
+    return tuple(c for c in module.children() if isinstance(c, nn.ParameterList | nn.ParameterDict))
 
 
 def watch_readers(model: nn.Module, *, watch: bool = True) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sparse_lib.core.dynamic import DynamicSparsityAlgorithm
-from sparse_lib.core.optimizers import gradient_scale
+from sparse_lib.core.optimizers import gradient_scale, rising
 from sparse_lib.core.parameter import FirstMask, SparseParameter
 from sparse_lib.core.states import saved_tensors
 from sparse_lib.masks import shards
@@ -56,15 +56,18 @@ class HiddenWeights(DynamicSparsityAlgorithm):
 
     def prepare(self, optimizer: Optimizer) -> None:
         """Call `change_gradient` on each gradient."""
-        scale = gradient_scale(optimizer)
+        scale, upward = gradient_scale(optimizer), rising(optimizer)
         for sparse in self.sparse_params.values():
             if (gradient := sparse.param.grad) is None:
                 continue
-            if scale is not None:
-                gradient.div_(scale)
+            factor: Tensor | float | None = scale
+            if id(sparse.param) in upward:
+                factor = -1.0 if scale is None else -scale
+            if factor is not None:
+                gradient.div_(factor)
             self.change_gradient(sparse.param, sparse.mask, gradient)
-            if scale is not None:
-                gradient.mul_(scale)
+            if factor is not None:
+                gradient.mul_(factor)
 
     def project(self, optimizer: Optimizer) -> None:
         """Keep what the optimizer wrote; the sparse weight is made of it next."""

@@ -212,6 +212,20 @@ def gradient_scale(optimizer: Optimizer) -> Tensor | None:
     return getattr(optimizer, "grad_scale", None)
 
 
+def rising(optimizer: Any) -> set[int]:
+    """Ids of the parameters that an optimizer moves up their gradient."""
+    groups = (group for group in optimizer.param_groups if group.get("maximize"))
+    return {id(param) for group in groups for param in group["params"]}
+
+
+def only_makes_states(optimizer: Optimizer) -> bool:
+    """Whether a step is that of torch's distributed checkpoints, which trains nothing."""
+    if optimizer.state or any(float(group.get("lr", 1)) for group in optimizer.param_groups):
+        return False
+    trained = [param.grad for param in parameters(optimizer) if param.requires_grad]
+    return not any(gradient is None or bool(gradient.any()) for gradient in trained)
+
+
 def with_closure(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],

@@ -339,8 +339,12 @@ class SkipProduct(torch.autograd.Function):
         return multiply(source, weight, bias, product)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "the kernels have no second derivatives (create_graph=True); run the model itself, "
+                "not its twin or a packed one"
+            )
         batched = torch._C._functorch
         if batched.is_legacy_batchedtensor(gradient) or batched.is_batchedtensor(gradient):
             raise RuntimeError(

@@ -41,6 +41,10 @@ def _added_product(_: Shape, a: Shape, b: Shape, *__: Any, **___: Any) -> int:
     return _product(a, b)
 
 
+def _recurrence(x: Shape, weight: Shape, recurrent: Shape, *_: Any, **__: Any) -> int:
+    return 2 * math.prod(x[:-1]) * (math.prod(weight) + math.prod(recurrent))
+
+
 def _linear(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
     return 2 * math.prod(x) * weight[0]
 
@@ -81,6 +85,8 @@ _OWN: dict[str, Callable[..., int]] = {
     ),
     "linear": _linear,
     "_trilinear": _trilinear,
+    "mkldnn_rnn_layer": _recurrence,
+    "mkldnn_rnn_layer_backward": lambda *a, **k: 2 * _recurrence(*a, **k),
     "convolution_backward": _convolution_backward,
     **dict.fromkeys(_ATTENTION, _attention),
     **{f"{n}_backward": lambda _, *a, **k: 2 * _attention(*a, **k) for n in _ATTENTION},

@@ -102,6 +102,12 @@ def replace_layers(
     names: list[str] = []
     for layer in chosen:
         dense = model.get_submodule(layer.name)
+        owner = model.get_submodule(layer.name.rpartition(".")[0])
+        if isinstance(owner, nn.TransformerEncoderLayer):
+            raise ValueError(
+                f"layer {layer.name!r} is of a {type(owner).__name__}, which reads its weight in "
+                "evaluation; choose other layers"
+            )
         if layer.kind != "conv1d" and type(dense) not in (nn.Linear, nn.Conv2d):
             raise ValueError(
                 f"family {family!r} cannot apply to layer {layer.name!r}, a "

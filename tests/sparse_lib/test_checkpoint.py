@@ -300,7 +300,6 @@ def test_the_function_stays_and_dead_units_and_masks_go():
 
 
 def test_constants_stay_where_padding_reads_them_and_layers_empty_in_turn():
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3, padding=1))
     with torch.no_grad():
         model[0].weight[:2] = 0
@@ -336,5 +335,8 @@ def test_what_is_no_chain_is_refused_by_name(modules, words):
     layer = nn.Linear(4, 4)
     with pytest.raises(ValueError, match="'0' and '1' are one module"):
         checkpoint.shrink(nn.Sequential(layer, layer))
+    norm = nn.BatchNorm1d(4)
+    with pytest.raises(ValueError, match="'1' and '3' are one module"):
+        checkpoint.shrink(nn.Sequential(layer, norm, nn.Linear(4, 4), norm))
     with pytest.raises(TypeError, match="not Transformer; give it a part"):
         checkpoint.shrink(nn.Transformer(8, 2, 1, 1, 8))

@@ -82,6 +82,15 @@ def test_a_bitmask_by_hand_is_read_and_written(values, tmp_path):
         )
 
 
+def test_bits_of_a_scalar_are_read(tmp_path):
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.tensor(2.0))
+    model.register_buffer("weight_mask", torch.tensor(True))
+    save_file(sl.checkpoint.export_bitmask(model), path := tmp_path / "scalar.safetensors")
+    weights, masks = read_safetensors(path)
+    assert weights["weight"] == 2 and masks["weight"].item() is True
+
+
 @pytest.mark.parametrize("two_of_four", [False, True])
 def test_checkpoints_of_compressed_tensors_are_read(two_of_four):
     # sparse-bitmask and sparse-24-bitmask: bits of each row alone, under the module's name.

@@ -340,7 +340,6 @@ NORMED = {
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
 @pytest.mark.parametrize("norm", NORMED)
 def test_reparametrized_weights_train_sparsely_and_gains_stay_dense(norm):
-    torch.manual_seed(0)
     model = nn.Sequential(
         NORMED[norm](nn.Linear(16, 32)), nn.Unflatten(1, (8, 4)), nn.ReLU(),
         NORMED[norm](nn.Conv1d(8, 6, 3)), nn.Flatten(), NORMED[norm](nn.Linear(12, 24)),

@@ -69,7 +69,6 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("sparsity", (0.0, 0.6, 0.95))
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_packed_layer_has_the_bits_of_one_that_skips(name, sparsity):
-    torch.manual_seed(0)
     make, shape = LAYERS[name]
     holder, source = nn.Sequential(make()), torch.randn(shape)
     add_mask(holder[0], sparsity)
@@ -177,7 +176,6 @@ def test_copies_stand_alone():
 
 
 def test_a_language_model_is_packed_trained_and_saved(tmp_path):
-    torch.manual_seed(0)
     model = tiny_models.gpt2(n_layer=2, bos_token_id=0, eos_token_id=0).eval()
     sl.Group({"*.h.*": sl.Static(0.8, seed=0)}).apply(model)
     tokens = torch.randint(11, (2, 16))
@@ -272,6 +270,8 @@ def test_torch_transforms_packed_layers_or_says_why_not():
     torch.testing.assert_close(grad, expected)
     with pytest.raises(RuntimeError, match="one gradient at a time"):
         torch.autograd.functional.jacobian(model, SOURCE.clone(), vectorize=True)
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        torch.autograd.functional.hvp(lambda x: model(x).square().sum(), SOURCE, SOURCE)
     torch._dynamo.reset()
     assert torch.equal(torch.compile(model, backend="aot_eager")(SOURCE), model(SOURCE))
 
@@ -284,6 +284,9 @@ def test_the_rest_of_the_library_knows_packed_layers():
     for change in (sl.finalize, sl.densify, sl.checkpoint.export_dense, sl.checkpoint.masks_of):
         with pytest.raises(ValueError, match="layer '0' is packed; load"):
             change(model)
+    for write in (model[0].reset_parameters, lambda: setattr(model[0], "weight", nn.Parameter())):
+        with pytest.raises(AttributeError, match="a packed layer"):
+            write()
     with pytest.warns(UserWarning):
         sl.Static(0.5, seed=0).apply(model)
     assert not any("values" in name for name, _ in model.named_buffers())

@@ -62,7 +62,6 @@ def test_what_is_measured_is_of_one_thread_and_one_step(tables):
 @pytest.mark.skipif(not onednn.available(), reason="this torch has no oneDNN")
 @pytest.mark.parametrize("has_bias", (False, True))
 def test_the_second_dense_baseline_computes_a_linear_layer(has_bias):
-    torch.manual_seed(0)
     layer = nn.Linear(24, 40, bias=has_bias)
     twin = OneDnnLinear(layer.weight, layer.bias)
     source, gradient = torch.randn(2, 7, 24), torch.randn(2, 7, 40)
@@ -78,7 +77,6 @@ def test_the_second_dense_baseline_computes_a_linear_layer(has_bias):
 
 @pytest.mark.skipif(not onednn.available(), reason="this torch has no oneDNN")
 def test_a_model_by_onednn_is_the_same_model():
-    torch.manual_seed(0)
     model = device.gpt(1, 32, 2, 64, 16, device="cpu")
     ids = torch.randint(64, (2, 16))
     expected = model(input_ids=ids).logits

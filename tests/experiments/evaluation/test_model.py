@@ -29,7 +29,6 @@ def test_a_language_model_is_scored_as_its_run_would_be(model_dir, data_dir, tmp
 
 
 def test_a_plain_classifier_of_transformers(glyphs, tmp_path):
-    torch.manual_seed(0)
     vit = plain_vit().eval()
     vit.save_pretrained(tmp_path / "vit")
     result = evaluate_model(tmp_path / "vit", "vision", data_dir=glyphs, out=tmp_path)

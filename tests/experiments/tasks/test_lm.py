@@ -47,7 +47,6 @@ def test_heads_must_divide_the_width():
     [(gpt2, {"init_std": 0.3}), (llama, {"intermediate_size": 32, "initialization": "torch"})],
 )
 def test_a_cpu_in_bfloat16_attends_by_products_as_in_float32(module, own):
-    torch.manual_seed(0)
     config = module.Config(hidden_size=16, num_layers=1, num_heads=2, **own)
     model = module.build(config, vocab_size=16, context=8, eos_id=0)
     ids = torch.randint(16, (3, 8))

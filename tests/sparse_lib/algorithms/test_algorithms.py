@@ -72,7 +72,6 @@ class Master(torch.optim.Optimizer):
 
 @pytest.mark.parametrize("name", ["normal", "gradient"])
 def test_weights_grow_from_where_asked_in_the_copies_of_an_optimizer(name):
-    torch.manual_seed(0)
     model = nn.Linear(16, 16, bias=False, dtype=torch.bfloat16)
     optimizer = driven(sl.RigL(0.5, {"steps": [2]}, grown_init=name, seed=0), model, Master, {})
     first = model.weight_mask.clone()

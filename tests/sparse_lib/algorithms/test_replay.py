@@ -119,7 +119,6 @@ def replay(by_gradient, sparsity):
 @pytest.mark.parametrize("cls", [sl.RigL, sl.SET])
 @pytest.mark.parametrize("foreach", [False, True])
 def test_library_equals_plain_tensors(cls, sparsity, foreach):
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 6, bias=False))
     cosine = {"type": "cosine", "init": 0.4, "half_period": STOP}
     options = {"update": {"freq": FREQ, "stop": STOP}, "drop_fraction": cosine, "seed": SEED}

@@ -224,7 +224,6 @@ def test_states_of_optimizers_inside_another_are_masked(listed):
 
 @pytest.mark.parametrize("order", [["even", "odd", "tall"], ["tall", "odd", "even"]])
 def test_a_state_that_happens_to_be_symmetric_is_masked(order):
-    torch.manual_seed(0)
     model = nn.ModuleDict({n: nn.Linear(8, 4 if n == "tall" else 8, bias=False) for n in order})
     factors = {n: torch.rand_like(layer.weight) for n, layer in model.items()}
     factors["even"] = torch.ones(8, 8)
@@ -323,7 +322,6 @@ class Conda(torch.optim.Optimizer):
 @pytest.mark.parametrize("make", [Psgd, Conda, Shampoo])
 @pytest.mark.parametrize("sizes", [[(8, 8)], [(8, 8), (8, 4)]])
 def test_factors_change_nothing_under_masks_that_stay(make, sizes):
-    torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(*size, bias=False) for size in sizes))
     optimizer = driven(sl.Static(0.5, seed=0), model, make, {})
     masks, plain = [layer.weight_mask for layer in model], copy.deepcopy(model)
@@ -346,7 +344,6 @@ def test_factors_change_nothing_under_masks_that_stay(make, sizes):
 
 @pytest.mark.parametrize(("algorithm", "masks"), [("set", True), ("gmp", True), ("set", False)])
 def test_an_average_of_what_a_state_holds_has_the_masks_of_the_model(algorithm, masks):
-    torch.manual_seed(0)
     model, other = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
     rising = {"type": "linear", "init": 0.5, "slope": 0.25 / 8}
     sparsity = sl.configure({"algorithm": algorithm, "sparsity": rising, "update": 2, "seed": 0})
@@ -371,7 +368,6 @@ def test_an_average_of_what_a_state_holds_has_the_masks_of_the_model(algorithm, 
 
 
 def test_complex_weights_are_masked_by_magnitude():
-    torch.manual_seed(0)
     model = nn.Linear(8, 8, bias=False, dtype=torch.complex64)
     largest = model.weight.abs().flatten().topk(32).indices
     sparsity = sl.RigL(0.5, update=2, init_method="topk", grown_init="gradient")

@@ -262,7 +262,6 @@ def test_a_mask_that_empties_a_direction_of_weight_norm_is_refused(norm):
 
 
 def test_an_average_of_weights_alone_is_not_cut_by_its_old_mask():
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8, bias=False))
     algorithm = sl.SET(0.5, update=1, drop_fraction=0.3, seed=0)
     optimizer = driven(algorithm, model)
@@ -384,7 +383,6 @@ def test_weights_tied_after_apply(drives):
     ],
 )
 def test_parametrizations_that_fill_zeros_are_told(parametrize, fills, recwarn):
-    torch.manual_seed(0)
     model = parametrize(nn.Linear(8, 8))
     state = copy.deepcopy(model.state_dict())
     sl.configure({"algorithm": "rigl", "sparsity": 0.5, "seed": 0}).apply(model)

@@ -82,7 +82,7 @@ def test_loaded_weights_obey_loaded_masks(assign):
     model.load_state_dict(state, assign=assign)
     off = ~source[0].weight_mask
     assert torch.equal(model[0].weight_mask, source[0].weight_mask)
-    assert not model[0].weight.detach()[off].any() and model[0].weight.isnan().any()
+    assert not model[0].weight.detach()[off].any() and model[0].weight[~off].isnan().all()
     model[0].weight.data.fill_(1.0)
     train(model, torch.optim.AdamW(model.parameters(), 0.1), 2)
     assert not model[0].weight.detach()[off].any() and not model[0].weight.grad[off].any()
@@ -128,7 +128,6 @@ def test_a_moving_average_follows_the_masks(name):
 
 
 def test_an_average_masks_the_projection_that_attention_reads_without_a_call():
-    torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
     levels = {"type": "polynomial", "init": 0, "final": 0.9, "start": 0, "stop": 10}
     algorithm = sl.configure({"algorithm": "gmp", "sparsity": levels, "update": 1})
@@ -149,7 +148,6 @@ def test_an_average_masks_the_projection_that_attention_reads_without_a_call():
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_tied_weights_train_as_one(name):
-    torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(12, 12, bias=False) for _ in range(2)))
     model[1].weight = model[0].weight
     algorithm = make(name)
@@ -182,6 +180,8 @@ def test_parameters_converted_after_apply(how, name):
     finally:
         for switch in switches.values():
             switch(False)
+    model(torch.ones(1, 12, dtype=torch.bfloat16)).sum().backward()
+    assert not model[0].weight.grad[~model[0].weight_mask].any()
     optim = torch.optim.AdamW(model.parameters(), 0.01)
     algorithm.apply(optim)
     assert model[0].weight.dtype == torch.bfloat16 and model[0].weight_mask.dtype == torch.bool
@@ -308,6 +308,32 @@ def test_weights_written_between_steps_are_masked_before_they_are_used(make, mod
     version = model[0].weight._version
     model(torch.ones(1, 12))
     assert model[0].weight._version == version
+
+
+class Listed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.ParameterList([torch.randn(8, 8)])
+
+    def forward(self, data):
+        return data @ self.weights[0]
+
+
+def test_a_list_of_weights_is_masked_by_the_module_that_reads_it():
+    sl.Static(0.5).apply(model := Listed())
+    with torch.no_grad():
+        model.weights[0].add_(1)
+        masked = model.weights[0] * model.weights.get_buffer("0_mask")
+        assert torch.equal(model(torch.eye(8)), masked)
+
+
+def test_a_module_exchanged_after_apply_is_refused():
+    sl.Static(0.5).apply(model := make_model())
+    hooks, model[0] = model[0]._forward_pre_hooks, nn.Linear(12, 16)
+    for hook in hooks.values():  # as `torch.ao.quantization.prepare_qat` does
+        model[0].register_forward_pre_hook(hook)
+    with pytest.raises(RuntimeError, match="Linear took the place of a masked module"):
+        model(torch.ones(1, 12))
 
 
 @pytest.mark.parametrize("decay", [None, 0.5])

@@ -6,6 +6,7 @@ import io
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import sparse_lib as sl
 from tests import cases
@@ -206,6 +207,25 @@ OPTIMIZED = [
 def test_resume_is_bit_exact(name, schedule, optimizer):
     made = (make(name, SCHEDULES[schedule], seed=seed) for seed in (3, 99))
     check(*(started(algorithm, optimizer, seed) for seed, algorithm in enumerate(made)))
+
+
+def test_torchs_distributed_checkpoints_take_no_step():
+    def start(seed):
+        torch.manual_seed(seed)
+        model, algorithm = nn.Linear(8, 8), sl.SET(0.5, update=4, seed=0)
+        return model, algorithm, driven(algorithm, model, torch.optim.AdamW)
+
+    model, algorithm, optimizer = start(0)
+    train(model, optimizer, 3)
+    saved = copy.deepcopy((*get_state_dict(model, optimizer), algorithm.state_dict()))
+    again, other, fresh = start(1)
+    other.load_state_dict(saved[2])
+    set_state_dict(again, fresh, model_state_dict=saved[0], optim_state_dict=saved[1])
+    assert algorithm.step == other.step == 3
+    for _ in range(3):
+        assert same(again.state_dict(), model.state_dict())
+        train(model, optimizer, 1)
+        train(again, fresh, 1)
 
 
 def test_a_group_resumes_with_each_members_state():

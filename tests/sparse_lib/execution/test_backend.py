@@ -66,7 +66,6 @@ def step(module, source, gradient=None):
 @pytest.mark.parametrize("sparsity", (0.0, 0.1, 0.6, 0.95, 1.0))
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_equal_masked_dense(name, sparsity):
-    torch.manual_seed(0)
     make, shape = LAYERS[name]
     layer, source = make(), torch.randn(shape)
     add_mask(layer, sparsity)

@@ -52,7 +52,6 @@ CASES["groups", 0.0] = lambda: nn.Conv2d(4, 4, 3, groups=2), (2, 4, 4, 4), 0.0
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_compiled_layer_has_the_bits_of_one_that_skips_or_is_masked_dense(case, products):
-    torch.manual_seed(0)
     make, shape, crossover = CASES[case]
     layer, source = make(), torch.randn(shape)
     add_mask(layer, 0.8)
@@ -117,7 +116,6 @@ def test_a_compiled_training_has_the_bits_of_one_that_skips(name, precision, hal
     ids=("gpt2", "llama"),
 )
 def test_a_language_model_compiles_with_its_kernels(make, blocks, products):
-    torch.manual_seed(0)
     model = make(use_cache=False).eval()
     sl.Group({blocks: sl.Static(0.8, seed=0)}).apply(model)
     tokens = torch.randint(11, (2, 16))
@@ -136,7 +134,6 @@ def test_a_language_model_compiles_with_its_kernels(make, blocks, products):
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
 def test_inductor_runs_the_kernels(products):
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(40, 64), nn.GELU(), nn.Linear(64, 40))
     for layer in (model[0], model[2]):
         add_mask(layer, 0.9)

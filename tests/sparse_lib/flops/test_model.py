@@ -300,6 +300,14 @@ def test_convolutions_by_hand(layer, multiply_adds):
     assert ledger.executed_flops == 3 * 2 * 2 * multiply_adds == count(layer, x).training_step()
 
 
+def test_a_recurrence_by_hand():
+    layer, x = nn.LSTM(8, 16, batch_first=True), torch.ones(2, 5, 8, requires_grad=True)
+    with Ledger() as ledger:
+        layer(x)[0].sum().backward()
+    assert ledger.executed_flops == 3 * 2 * 2 * 5 * 4 * 16 * (8 + 16)
+    assert count(layer, x).training_step() == ledger.executed_flops
+
+
 @pytest.mark.parametrize("implementation", ["eager", "batched_mm", "grouped_mm"])
 def test_fused_experts_by_hand(implementation):
     """Each token passes two of four experts: 8 -> 2 x 4 and 4 -> 8."""

@@ -138,7 +138,6 @@ def test_sparsity_zero_is_the_same_function(family, name):
 
 @pytest.mark.parametrize(("family", "name"), PAIRS)
 def test_models_run_and_keep_inputs_outputs_and_the_given_model(family, name):
-    torch.manual_seed(0)
     model = MODELS[name]()
     state = {key: value.clone() for key, value in model.state_dict().items()}
     new, config, report = transform(model, family, 0.75)
@@ -209,7 +208,6 @@ def test_what_asks_to_stay_dense_stays_so():
 
 
 def test_what_stands_inside_of_each_family():
-    torch.manual_seed(0)
     conv = nn.Conv2d(4, 6, 3, 2, 1, padding_mode="reflect")
     dense = nn.Sequential(nn.Conv2d(3, 4, 1), conv).eval()
     layer = ift.transform(dense, "parallel", 0.5, image_size=8)[0][1]
@@ -231,7 +229,6 @@ def test_what_stands_inside_of_each_family():
 
 @pytest.mark.parametrize("family", LOCAL)
 def test_outputs_start_at_the_scale_of_the_dense_layer(family):
-    torch.manual_seed(0)
     dense = nn.Linear(256, 256, bias=False)
     nn.init.normal_(dense.weight, std=0.02)
     new, config, _ = ift.transform(dense, family, 0.75)
@@ -302,6 +299,9 @@ def tied():
     return model
 
 
+encoder = partial(nn.TransformerEncoderLayer, 8, 2, 32)
+
+
 class Reads(nn.Module):
     """A model whose code looks into a layer, as the patch embedding of transformers' ViT does."""
 
@@ -331,6 +331,7 @@ class Reads(nn.Module):
         (gpt2, "wide", 0.5, {"budget": 10**12}, "budget of 1,000,000,000,000 FLOPs cannot be met"),
         (resnet, "wide", 0.5, {"budget": "dense"}, "sequence_length or image_size"),
         (partial(llama, hidden_size=12, head_dim=None), "wide", 0.5, {}, "hidden_size is 12.*8"),
+        (encoder, "doped", 0.5, {"layers": "linear1"}, "'linear1' is of a TransformerEncoder"),
         (tied, "parallel", 0.5, {}, "'parallel'.*'0'.*'1.weight'"),
         *[(Reads, family, 0.5, {}, "'second'") for family in LOCAL],
     ],

@@ -153,7 +153,6 @@ def test_what_cannot_be_masked_is_refused(adapt, words):
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_adapters_of_gpt2_are_masked_too(bias):
-    torch.manual_seed(0)
     base = pruned(tiny_models.gpt2(vocab_size=24, n_embd=16))
     zeros = base.transformer.h[0].attn.c_attn.weight == 0
     options = {"fan_in_fan_out": True, "init_lora_weights": False, "lora_bias": bias}
