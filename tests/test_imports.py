@@ -74,7 +74,6 @@ ROOMS = {
 # The same of experiments; ``cli`` stands above all others.
 EXPERIMENT_ROOMS = {
     "machine": "",
-    "memory": "",
     "errors": "",
     "digest": "",
     "strict": "",
@@ -84,11 +83,11 @@ EXPERIMENT_ROOMS = {
     "tasks": "data models",
     "specs": "data models tasks",
     "store": "machine tasks specs",
-    "evaluation": "machine memory data models tasks specs store",
-    "training": "machine memory data models tasks specs store",
+    "evaluation": "machine data models tasks specs store",
+    "training": "machine data models tasks specs store",
     "findings": "tasks specs store",
     "analysis": "published specs store findings",
-    "computations": "machine memory data models tasks published specs store evaluation analysis",
+    "computations": "machine data models tasks published specs store evaluation analysis",
     "report": "machine published specs store findings analysis",
     "request": "data specs store evaluation",
     "preload": "evaluation",

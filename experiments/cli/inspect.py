@@ -130,7 +130,6 @@ def print_plan(
     missing: Annotated[
         bool, typer.Option("--missing", help="only what is neither finished here nor committed")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """Print the runs of a scale and what they cost in core-seconds, as their studies expect it.
 
@@ -152,13 +151,6 @@ def print_plan(
         for name, cost in computation_costs(scale).items()
         if name in names and not (missing and _is_made(name, scale))
     }
-    if as_json:
-        runs = [
-            {"run": run.id, "studies": run.studies, "core_seconds": run.core_seconds}
-            for run in chosen
-        ]
-        print(json.dumps({"runs": runs, "computations": costs}, indent=1))
-        return
     for run in chosen:
         kept = reference.entries().get(run.id)
         other = kept is not None and kept.spec_hash != run.spec.hash

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from experiments import tasks
 from experiments.errors import UserError
 from experiments.specs.schema import PlannedStudy
 from experiments.store import paths
@@ -45,8 +44,6 @@ RECORD_COLUMNS = {
     "higher_is_better": "True, False, or empty where neither applies",
     "num_fewshot": "number of solved examples shown before each test item",
     "truncated_fraction": "share of prompts cut on the left to fit the context",
-    "alike_fraction": "share of the items of which two choices have the same tokens",
-    "answer_place_fraction": "share of the items whose right choice has its most frequent place",
     "cpu": "processor: model name, stepping, vector instructions and cores, as far as recorded",
     "machine": "key of the machine that all timings of the run were taken on, or 'not recorded'",
     "num_threads": "threads of the training process",
@@ -57,9 +54,7 @@ RECORD_COLUMNS = {
 #: Rows are chosen thousands of times for a page; Arrow's texts would be copied each time.
 TEXT = pd.StringDtype("python")
 #: Types of those columns that are no text.
-NUMBERS = dict.fromkeys(("value", "stderr", "chance", "sparsity"), "float64")
-NUMBERS |= dict.fromkeys(("truncated_fraction", "alike_fraction"), "float64")
-NUMBERS |= {"answer_place_fraction": "float64"}
+NUMBERS = dict.fromkeys("value stderr chance sparsity truncated_fraction".split(), "float64")
 NUMBERS |= dict.fromkeys(("seed", "num_items", "num_fewshot", "num_threads"), "Int64")
 NUMBERS |= dict.fromkeys(("higher_is_better", "committed"), "boolean")
 #: So that a column without values reads back as it was written.
@@ -272,19 +267,3 @@ def label_curves(
     columns = "run method algorithm family sparsity model dataset recipe seed machine".split()
     runs = by_masks(records.reindex(columns=columns).drop_duplicates("run"), curves)
     return curves[curves["metric"].isin(list(metrics))].merge(runs, on="run", how="inner")
-
-
-def by_run(curves: pd.DataFrame) -> pd.DataFrame:
-    """Curves with a column of values per run: each value and each run id is said once.
-
-    Returns:
-        A row per metric, kind, step and count of samples seen; executed FLOPs are a metric too.
-        What tells the runs apart is in the table ``runs``, and their times in ``curves.csv``.
-    """
-    seen = [unit for unit in tasks.units() if unit in curves and curves[unit].notna().any()]
-    keys = ["metric", "kind", "step", *seen]
-    executed = curves.assign(metric="flops_executed", value=curves["flops_executed"])
-    values = pd.concat([curves, executed])[[*keys, "run", "value"]].dropna(subset=["value"])
-    values = values.drop_duplicates([*keys, "run"])
-    table = values.set_index([*keys, "run"])["value"].unstack("run")
-    return table.reindex(columns=list(dict.fromkeys(values["run"]))).reset_index()

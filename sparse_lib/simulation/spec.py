@@ -62,22 +62,14 @@ class DeviceSpec:
         ]
 
 
-_FITTED = 5  # the largest 1 / (1 - s) that is fitted by default
-
-
-def sparse_overhead(speedups: dict[int, float], *, max_inverse_density: float = _FITTED) -> float:
+def sparse_overhead(speedups: dict[int, float]) -> float:
     """Fits ``c`` of ``T(s) / T(0) = (1 - s) + c s`` by least squares on the relative error.
 
-    Speed-ups of a matrix product are by ``1 / (1 - s)``; points beyond ``max_inverse_density`` are
-    left out, to be predicted instead.
+    Speed-ups of a matrix product are by ``1 / (1 - s)``.
     """
-    points = {
-        1 - 1 / inverse: speedup
-        for inverse, speedup in speedups.items()
-        if 1 < inverse <= max_inverse_density
-    }
+    points = {1 - 1 / inverse: speedup for inverse, speedup in speedups.items() if inverse > 1}
     if not points:
-        raise ValueError(f"no speed-up was given for 1 < 1/(1-s) <= {max_inverse_density}.")
+        raise ValueError("no speed-up was given for 1/(1-s) > 1.")
     # Relative error of the predicted time: speedup * (1 - s + c s) - 1, linear in c.
     slopes = [v * s for s, v in points.items()]
     residues = [1 - v * (1 - s) for s, v in points.items()]

@@ -2,8 +2,7 @@
 
 A figure module has a docstring (its caption), ``draw(records, curves, study)`` and
 ``data(records, curves, study)`` (the table that is drawn). Records hold the study's headline runs
-only, unless the module sets ``EVERY_RECIPE = True``. Data that are curves are saved with a column
-per run if it sets ``CURVES = True``.
+only, unless the module sets ``EVERY_RECIPE = True``.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import pandas as pd
 
 from experiments.analysis import Files
 from experiments.specs.schema import PlannedStudy
-from experiments.store import tidy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,10 +52,8 @@ def draw(
 def data(
     name: str, records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy
 ) -> pd.DataFrame:
-    """The table that a figure draws; curves have a column per run."""
-    module = load(name)
-    table = module.data(shown(name, records, study), curves, study)
-    return tidy.by_run(table) if getattr(module, "CURVES", False) else table
+    """The table that a figure draws."""
+    return load(name).data(shown(name, records, study), curves, study)
 
 
 def save(figure: Figure, path: Path, kind: str) -> None:

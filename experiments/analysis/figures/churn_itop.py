@@ -11,7 +11,6 @@ from experiments.analysis.methods import Methods
 from experiments.specs.schema import PlannedStudy
 from experiments.store import tidy
 
-CURVES = True
 TITLES = {"churn": "Churn", "itop": "In-time over-parameterization"}
 
 

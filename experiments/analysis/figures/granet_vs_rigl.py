@@ -11,7 +11,6 @@ from experiments.analysis.methods import INK, Methods
 from experiments.specs.schema import PlannedStudy
 from experiments.store import tidy
 
-CURVES = True
 EVERY_RECIPE = True
 
 

@@ -12,7 +12,6 @@ from experiments.findings.estimate import mean_interval
 from experiments.specs.schema import PlannedStudy
 from experiments.store import tidy
 
-CURVES = True
 TREATMENT = ["method", "sparsity"]
 
 

@@ -8,7 +8,7 @@ from experiments.specs.lookup import rerun_command
 from experiments.specs.schema import PlannedStudy
 
 EVERY_RECIPE = True
-#: Columns that tell a run from others; figures of curves name their runs by id alone.
+#: Columns that tell a run from others.
 IDENTITY = ("model", "method", "algorithm", "family", "sparsity", "recipe", "seed")
 #: Columns to what tidy records call them: texts, and whole numbers among the metrics.
 FACTS = {"data": "dataset", "data hash": "data_hash", "machine": "machine", "processor": "cpu"}

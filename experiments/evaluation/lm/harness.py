@@ -129,7 +129,7 @@ class Tasks:
                 "num_fewshot": self.entries[name].num_fewshot,
                 "limit": self.entries[name].limit,
                 **suite.how,
-                **_shares(own, lm.truncated, task.OUTPUT_TYPE),
+                "truncated_fraction": _share_cut(own, lm.truncated),
                 "split": str(task.config.test_split or task.config.validation_split),
             }
             for row in _rows(name, results, own, task):
@@ -207,27 +207,10 @@ def _keep(folder: Path, results: Mapping[str, Any], samples: Mapping[str, Sample
                 file.write(json.dumps(row, default=handle_non_serializable) + "\n")
 
 
-def _shares(samples: Samples, truncated: set[str], kind: str) -> dict[str, float | None]:
-    """Which share of the prompts was cut, and what shows a task that no model can answer.
-
-    ``alike_fraction`` is of the items of which two choices have one log-likelihood, as choices of
-    the same tokens have; ``answer_place_fraction`` of those whose right choice has the place that
-    it has most often.
-    """
+def _share_cut(samples: Samples, truncated: set[str]) -> float:
+    """Share of the prompts that was cut on the left."""
     prompts = [arguments[0] for sample in samples for arguments in sample["arguments"]]
-    shares: dict[str, float | None] = {
-        "truncated_fraction": sum(prompt in truncated for prompt in prompts) / max(1, len(prompts)),
-        "alike_fraction": None,
-        "answer_place_fraction": None,
-    }
-    if kind == "multiple_choice":
-        values = [[response[0][0] for response in sample["resps"]] for sample in samples]
-        alike = sum(len(set(own)) < len(own) for own in values)
-        places = [sample["target"] for sample in samples if type(sample["target"]) is int]
-        shares["alike_fraction"] = alike / len(samples)
-        if places:
-            shares["answer_place_fraction"] = max(map(places.count, set(places))) / len(places)
-    return shares
+    return sum(prompt in truncated for prompt in prompts) / max(1, len(prompts))
 
 
 def _rows(

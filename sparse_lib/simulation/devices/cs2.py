@@ -34,7 +34,7 @@ SPEC = DeviceSpec(
     streams_weights=True,
     stream_bandwidth=1.2e12 / 8,
     skips_zeros=True,
-    sparse_overhead=sparse_overhead(MATMUL_SPEEDUP, max_inverse_density=10),
+    sparse_overhead=sparse_overhead(MATMUL_SPEEDUP),
     max_systems=192,
     sources={
         "peak_flops": f"850,000 cores ({_ANANDTECH}) x 4 FP16 multiply-adds ({_NEXT}) at 1.1 GHz "

@@ -1,7 +1,5 @@
 """Every figure and table from full, partial and empty records; names and looks; `device`'s own."""
 
-import math
-
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -57,47 +55,6 @@ def test_figures_draw_full_and_empty_records(name, full, empty, tmp_path):
     with Image.open(tmp_path / f"{name}.png") as picture:
         assert picture.mode == "P" and picture.width > 500
     assert figures.caption(name)
-
-
-CURVES = [name for name in figures.names() if getattr(figures.load(name), "CURVES", False)]
-#: Columns of the table ``runs`` that are called otherwise in a curve's labels.
-RENAMED = {"dataset": "data"}
-
-
-@pytest.mark.parametrize("name", CURVES)
-def test_saved_curves_say_each_fact_once_and_lose_none_that_is_drawn(name, full):
-    saved = figures.data(name, *full)
-    drawn = figures.load(name).data(figures.shown(name, full[0], full[2]), *full[1:])
-    assert list(saved.columns) == ["metric", "kind", "step", "tokens", *drawn["run"].unique()]
-    keys = ["metric", "kind", "step", "tokens"]
-    again = saved.melt(keys, var_name="run").dropna(subset=["value"])
-    moves = drawn.dropna(subset=["value"])
-    executed = moves.assign(metric="flops_executed", value=moves["flops_executed"])
-    said = pd.concat([moves, executed.drop_duplicates([*keys, "run"])])
-    as_dict = [rows.set_index([*keys, "run"])["value"].to_dict() for rows in (again, said)]
-    assert as_dict[0] == pytest.approx(as_dict[1], rel=1e-12)
-    assert len(again) == len(said)
-    runs = tables.load("runs").make(*full).set_index("run")
-    labels = set(drawn) - set(full[1])
-    for label in labels:
-        of_runs = drawn.drop_duplicates("run").set_index("run")[label]
-        told = runs.loc[of_runs.index, RENAMED.get(label, label)]
-        assert list(told.fillna("")) == list(of_runs.fillna("")), label
-    assert {"model", "method", "sparsity", "recipe", "seed", "machine"} <= labels
-
-
-def test_saved_curves_hold_tasks_that_count_differently_and_none(full):
-    curves = full[1][full[1]["metric"] == "loss"]
-    first, second = curves["run"].unique()[:2]
-    other = curves[curves["run"] == second].assign(tokens=math.nan)
-    other["images"] = other["step"] * 8.0
-    table = tidy.by_run(pd.concat([curves[curves["run"] == first], other]))
-    assert list(table.columns) == ["metric", "kind", "step", "tokens", "images", first, second]
-    assert set(table["metric"]) == {"loss", "flops_executed"}
-    assert table[first].notna().sum() == table[second].notna().sum() > 0
-    assert (table[first].isna() == table["tokens"].isna()).all()
-    empty = tidy.by_run(curves.iloc[:0])
-    assert list(empty.columns) == ["metric", "kind", "step"] and not len(empty)
 
 
 @pytest.mark.parametrize("name", tables.names())

@@ -64,12 +64,12 @@ def by_metric(result) -> dict:
     return {(s["task"], s["metric"], s["split"]): s for s in result["scores"]}
 
 
-def test_quick_suite_without_network(model_dir, data_dir, tmp_path, no_network):
-    result = evaluate(model_dir, data_dir, "quick", out=tmp_path / "eval.json")
+def test_smoke_suite_without_network(model_dir, data_dir, tmp_path, no_network):
+    result = evaluate(model_dir, data_dir, "smoke", out=tmp_path / "eval.json")
     assert json.loads((tmp_path / "eval.json").read_text()) == result
     assert all(set(score) >= FIELDS for score in result["scores"])
     assert {score["data_hash"] for score in result["scores"]} == {"0123"}
-    assert result["suite"] == "quick" and result["run"] == model_dir.parent.name
+    assert result["suite"] == "smoke" and result["run"] == model_dir.parent.name
     scores = by_metric(result)
     for split in ("validation", "test"):
         for metric in ("loss", "perplexity", "word_perplexity", "byte_perplexity"):
@@ -183,7 +183,7 @@ def test_missing_dataset_is_one_sentence_before_any_work(
 
 def test_all_suites_on_disk_load_and_another_setting_is_another_suite(tmp_path):
     names = {path.stem for path in FOLDER.glob("*.yaml")}
-    assert names >= {"smoke", "quick", "small"}
+    assert names >= {"smoke", "small"}
     shots = {entry.task: entry.num_fewshot for entry in load_suite("small").tasks}
     leaderboard = {"arc_challenge": 25, "hellaswag": 10, "mmlu": 5, "winogrande": 5}
     assert shots == shots | leaderboard | {"truthfulqa_mc2": 0}
@@ -217,7 +217,7 @@ def test_wrong_suite_names_key_and_value(tmp_path, content, message):
 
 def test_unknown_names_and_a_damaged_mirror_are_said(model_dir, data_dir, suite, tmp_path, piqa):
     for name, words in (
-        ("quik", "suite is 'quik', .*quick.*or the path of a YAML"),
+        ("smok", "suite is 'smok', .*smoke.*or the path of a YAML"),
         (suite("{task: nope}", name="a"), "task is 'nope'"),
         (suite("{task: a, folder: nope}", name="b"), "folder is 'nope'"),
     ):
@@ -307,7 +307,7 @@ def own_files(suite: str) -> list[str]:
 
 def test_a_suite_depends_on_the_task_files_that_it_names_alone(tmp_path, monkeypatch):
     bleu, prose = ["data_to_text.py", "data_to_text.yaml"], ["prose_pairs.py", "prose_pairs.yaml"]
-    assert own_files("quick") == ["_pairs_template", *bleu, "documents.py", *prose]
+    assert own_files("smoke") == ["_pairs_template", *bleu, "documents.py", *prose]
     assert own_files("data_to_text") == [*bleu, "documents.py"]
     assert own_files("perplexity") == own_files("vision") == []
     metrics = [path.stem for path in suites.suite_files(suites.load_suite("perplexity"))]
