@@ -179,7 +179,6 @@ def test_steps_are_epochs_over_batches_and_rates_follow_both_schedules(glyphs):
 
 def test_label_smoothing_is_torchs_and_validation_has_none(glyphs):
     task = vision.Task(spec(label_smoothing=0.1), glyphs)
-    torch.manual_seed(0)
     model = task.build_model().eval()
     pixels, labels = task.batch(0)
     logits = model(pixel_values=pixels).logits
@@ -201,7 +200,6 @@ def test_label_smoothing_is_torchs_and_validation_has_none(glyphs):
 def test_exported_models_give_the_same_logits(family, glyphs, tmp_path):
     transform = {"family": family, "sparsity": 0.75}
     task = vision.Task(spec(), glyphs)
-    torch.manual_seed(0)
     model = task.build_model()
     if family is not None:
         dense = model
@@ -240,7 +238,6 @@ def test_an_interrupted_run_ends_with_the_same_bits(method, glyphs, tmp_path, mo
 @pytest.mark.slow
 def test_transformers_alone_loads_an_export(glyphs, tmp_path):
     task = vision.Task(spec(), glyphs)
-    torch.manual_seed(0)
     model = task.build_model().eval()
     task.export(model, tmp_path / "model")
     pixels = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))
