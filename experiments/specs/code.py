@@ -114,6 +114,11 @@ def _parsed(path: Path) -> Syntax:
     for node in _run_nodes(tree):
         if isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            raise UserError(
+                f"{path}, line {node.lineno}: a relative import; write a whole one, such as "
+                "`from sparse_lib.algorithms.set import SET`"
+            )
         elif isinstance(node, ast.ImportFrom) and node.module:
             modules |= {node.module, *(f"{node.module}.{a.name}" for a in node.names)}
         elif (

@@ -184,7 +184,14 @@ def _check_names(study: Study, stem: str) -> None:
     """Check what one section says against what another section or a folder holds."""
     if study.name != stem:
         raise UserError(f"name is {study.name!r}, but must equal the file's name {stem!r}")
+    labelled: dict[tuple[str, float], str] = {}
     for name, method in study.methods.items():
+        first = labelled.setdefault((method.label or name, method.final_sparsity), name)
+        if first != name:
+            raise UserError(
+                f"methods.{name}.label is {method.label!r}, which methods.{first} has at the same "
+                "sparsity"
+            )
         check_choice(f"methods.{name}.recipe", method.recipe, study.recipes)
         if method.sparsity is None and method.final_sparsity:
             raise UserError(f"methods.{name}.final_sparsity needs methods.{name}.sparsity")

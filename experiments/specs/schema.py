@@ -86,7 +86,7 @@ class Method(Treatment, Strict):
     sparsity: dict[str, Any] | None = None
     transform: Transform | None = None
     starts_from: Start | None = None
-    label: str | None = Field(None, description="name in figures and tables")
+    label: str | None = Field(None, pattern=r"^[^$\n]+$", description="name in figures and tables")
     retuned: bool = Field(False, description="settings chosen after the study had run")
 
     @field_validator("sparsity")

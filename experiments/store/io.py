@@ -23,7 +23,8 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):  # no JSON, no UTF-8, or nested without end
         value = None
     if not isinstance(value, dict):
-        raise UserError(f"{path} holds no JSON object")
+        made = " (delete it, and the same command makes it again)" * (path.name == "record.json")
+        raise UserError(f"{path} holds no JSON object{made}")
     return value
 
 

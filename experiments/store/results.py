@@ -10,6 +10,7 @@ import pandas as pd
 from experiments.errors import UserError
 from experiments.specs.expand import study_runs
 from experiments.specs.read import load_study
+from experiments.specs.run import Run
 from experiments.specs.schema import SCALES, PlannedStudy, check_choice
 from experiments.store import collect, parquet, paths, reference, tidy
 from experiments.store.io import read_json
@@ -54,8 +55,10 @@ def tables(study: PlannedStudy) -> tuple[pd.DataFrame, pd.DataFrame]:
     """
     folder = paths.study(study.scale, study.name)
     if (folder / "records.csv").is_file():
-        return tidy.read_records(folder / "records.csv"), tidy.read_curves(folder / "curves.csv")
-    found = reference.find_all(run.id for run in study.runs)
+        records = _of_plan(tidy.read_records(folder / "records.csv"), study)
+        curves = tidy.read_curves(folder / "curves.csv")
+        return records, curves[curves["run"].isin(records["run"])]
+    found = _committed(study.runs)
     if study.runs and not found:
         raise UserError(
             f"study {study.name!r} has no results at scale {study.scale!r} yet, neither here nor "
@@ -68,10 +71,24 @@ def scores(study: PlannedStudy) -> pd.DataFrame:
     """Columns of the tidy records of a study that comparisons read, `tidy.SCORE_COLUMNS`."""
     path = paths.study(study.scale, study.name) / "records.csv"
     if path.is_file():
-        return tidy.read_table(path, tidy.SCORE_COLUMNS, dtype=tidy.SCORE_COLUMNS, only=True)
-    found = reference.find_all(run.id for run in study.runs)
+        columns = tidy.SCORE_COLUMNS | {"spec_hash": str}
+        return _of_plan(tidy.read_table(path, columns, dtype=columns, only=True), study)
+    found = _committed(study.runs)
     records = [checked(record, f"committed {name}") for name, record in found.items()]
     return collect.records_table(records, study)
+
+
+def _of_plan(rows: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
+    """The rows of runs that have the settings of the plan, which may be newer than the rows."""
+    hashes = {run.id: run.spec.hash for run in study.runs}
+    return rows[rows["run"].map(hashes) == rows["spec_hash"]]
+
+
+def _committed(runs: Iterable[Run]) -> dict[str, dict[str, Any]]:
+    """The committed records that have the settings of the plan."""
+    hashes = {run.id: run.spec.hash for run in runs}
+    found = reference.find_all(hashes)
+    return {run: record for run, record in found.items() if record["spec_hash"] == hashes[run]}
 
 
 def load(study: str, scale: str) -> Results:
@@ -81,10 +98,13 @@ def load(study: str, scale: str) -> Results:
         UserError: If there is no such study or scale, or it has no finished run.
     """
     check_choice("scale", scale, SCALES)
-    runs = [run.id for run in study_runs(load_study(study), scale)]
-    own = {run: paths.run(scale, run) / "record.json" for run in runs}
-    here = {run: read_json(path) for run, path in own.items() if path.is_file()}
-    found = reference.find_all(runs) | here
+    plan = study_runs(load_study(study), scale)
+    runs, here = [run.id for run in plan], {}
+    for run in plan:
+        path = paths.run(scale, run.id) / "record.json"
+        if path.is_file() and (record := read_json(path))["spec_hash"] == run.spec.hash:
+            here[run.id] = record
+    found = _committed(plan) | here
     if not found:
         raise UserError(
             f"study {study!r} has no finished run at scale {scale!r}, neither here nor committed"

@@ -48,6 +48,13 @@ class DeviceSpec:
     sources: dict[str, str] = field(default_factory=dict)
     unverified: frozenset[str] = frozenset()
 
+    def __post_init__(self) -> None:
+        for name in ("peak_flops", "weight_bytes", "memory_bytes", "memory_bandwidth", "power_w"):
+            if not getattr(self, name) > 0:
+                raise ValueError(
+                    f"{self.name}: {name} is {getattr(self, name)}, but must be above 0"
+                )
+
     def records(self) -> list[dict[str, object]]:
         """One row per fact: device, attribute, value, source, and whether it is verified."""
         return [

@@ -49,6 +49,11 @@ def edit(key: str, value, phases=two_phases):
         (lambda s: recipe(s).update(learning_rat=1), ["unknown key", "learning_rat"]),
         (lambda s: rigl(s).update(algorithm="rigll"), ["'rigll'", "did you mean 'rigl'"]),
         (lambda s: s["methods"]["rigl"].update(final_sparsity=1.2), ["final_sparsity", "1.2"]),
+        (lambda s: s["methods"]["rigl"].update(label="$x"), ["methods.rigl.label", "'$x'"]),
+        (
+            lambda s: s["methods"].update({n: s["methods"]["rigl"] | {"label": "X"} for n in "ab"}),
+            ["methods.b.label is 'X'", "methods.a"],
+        ),
         (lambda s: s["methods"]["rigl"].update(recipe="half"), ["'half'", "half-batch"]),
         (lambda s: recipe(s).update(learning_rate=-1), ["learning_rate", "-1", "greater than 0"]),
         (lambda s: grid(s)["model"].update(name="lama"), ["'lama'", "'llama'"]),

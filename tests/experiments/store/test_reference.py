@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 import experiments
 from experiments.specs.code import training_code_hash
-from experiments.specs.lookup import known_runs
+from experiments.specs.lookup import known_runs, planned_study
+from experiments.specs.run import RunSpec
 from experiments.specs.schema import SpecError
-from experiments.store import parquet, paths, reference, verification
+from experiments.store import parquet, paths, reference, results, verification
 from tests.experiments.analysis import kept
 
 SMOKE = known_runs("smoke")
@@ -111,6 +112,22 @@ def test_a_studys_results_are_dataframes_and_what_is_not_there_is_one_sentence()
     ):
         with pytest.raises(ValueError, match=words):
             experiments.load(study, scale)
+
+
+def test_records_of_other_settings_are_no_results(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    study = planned_study("erk", "small")
+    records, curves = results.tables(study)
+    folder = paths.study("small", "erk")
+    folder.mkdir(parents=True)
+    records.to_csv(folder / "records.csv", index=False)
+    curves.to_csv(folder / "curves.csv", index=False)
+    assert [len(table) for table in results.tables(study)] == [len(records), len(curves)]
+    monkeypatch.setattr(RunSpec, "hash", property(lambda _: "changed"))
+    assert [len(table) for table in results.tables(study)] == [0, 0]
+    assert not len(results.scores(study))
+    with pytest.raises(ValueError, match="no finished run"):
+        experiments.load("erk", "small")
 
 
 RECORD = kept.make(seeds=1)[0]

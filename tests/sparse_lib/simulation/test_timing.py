@@ -188,6 +188,8 @@ def test_every_fact_has_a_source(spec):
 def test_a_file_must_declare_its_device_and_the_machine_at_hand_is_measured(tmp_path, monkeypatch):
     (tmp_path / "zoy.py").write_text("SPEC = None\n")
     monkeypatch.setattr(devices, "__path__", [*devices.__path__, str(tmp_path)])
+    with pytest.raises(ValueError, match="peak_flops is -1.0, but must be above 0"):
+        replace(SPECS["cs2"], peak_flops=-1.0)
     with pytest.raises(ValueError, match="device zoy: the file must declare SPEC with this name"):
         devices.discover()
     host = probe_host(duration_s=0.05)
