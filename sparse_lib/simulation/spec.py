@@ -49,7 +49,7 @@ class DeviceSpec:
     unverified: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        for name in ("peak_flops", "weight_bytes", "memory_bytes", "memory_bandwidth", "power_w"):
+        for name in ("peak_flops", "weight_bytes", "memory_bytes", "memory_bandwidth"):
             if not getattr(self, name) > 0:
                 raise ValueError(
                     f"{self.name}: {name} is {getattr(self, name)}, but must be above 0"
