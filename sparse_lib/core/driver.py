@@ -484,8 +484,9 @@ class Driver:
 def _open_step(owner: Applied, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     """Get gradients ready for the optimizer: now, or each time that a closure has made them."""
     driver = owner.driver
-    is_backward = any(sparse.guard.gradient_is_clean for sparse in driver.params.values())
-    driver.rests = not is_backward and optimizers.only_makes_states(optimizer)
+    driver.rests = optimizers.only_makes_states(optimizer) and not any(
+        sparse.guard.gradient_is_clean for sparse in driver.params.values()
+    )
     if driver.rests:
         return None
     driver.check_step(optimizer)
