@@ -1,8 +1,7 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009): 32 x 32 colour images of 10 and 100 classes."""
+"""CIFAR-100 (Krizhevsky, 2009): 32 x 32 colour images of 100 classes."""
 
 from experiments.data.hub_images import hub_images
 
-LICENSE = "unknown; free for research as published by the University of Toronto"
 # The hub spells one class "cra".
 CLASSES = """apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus
 butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab
@@ -15,19 +14,10 @@ tulip turtle wardrobe whale willow_tree wolf woman worm""".split()
 
 DATASETS = (
     hub_images(
-        "cifar10",
-        "uoft-cs/cifar10",
-        config="plain_text",
-        license=LICENSE,
-        size=32,
-        classes="airplane automobile bird cat deer dog frog horse ship truck".split(),
-        image="img",
-    ),
-    hub_images(
         "cifar100",
         "uoft-cs/cifar100",
         config="cifar100",
-        license=LICENSE,
+        license="unknown; free for research as published by the University of Toronto",
         size=32,
         classes=CLASSES,
         image="img",

@@ -382,16 +382,14 @@ def _settle_assigned(module: nn.Module, name: str, param: nn.Parameter) -> None:
     mask = module._buffers.get(mask_name(name))
     if guard is None or mask is None or param is None or param.shape != mask.shape:
         return
-    if guard.is_loading:  # its mask comes next
-        return
     if is_quantized(param):
         raise ValueError(
             f"{name!r} has a mask, and what takes its place is quantized ({type(param).__name__}); "
             "call sparse_lib.finalize(model) before the model is quantized"
         )
     if param.device == mask.device and not param.is_meta and not param.is_inference():
-        if shards.is_sharded(param) == shards.is_sharded(mask):
-            guard._settle(param)
+        if shards.is_sharded(param) == shards.is_sharded(mask) and not guard.is_loading:
+            guard._settle(param)  # of a state that is loaded, the mask comes next
 
 
 @before_masks

@@ -340,16 +340,14 @@ class SkipProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        batched, fault = torch._C._functorch, ""
         if torch.is_grad_enabled():
-            raise RuntimeError(
-                "the kernels have no second derivatives (create_graph=True); run the model itself, "
-                "not its twin or a packed one"
-            )
-        batched = torch._C._functorch
+            fault = "have no second derivatives (create_graph=True)"
         if batched.is_legacy_batchedtensor(gradient) or batched.is_batchedtensor(gradient):
+            fault = "take one gradient at a time, no batch (is_grads_batched, vectorize=True)"
+        if fault:
             raise RuntimeError(
-                "the kernels take one gradient at a time, no batch of them (is_grads_batched, "
-                "vectorize=True); run the model itself, not its twin or a packed one"
+                f"the kernels {fault}; run the model itself, not its twin or a packed one"
             )
         dense, needs = wants_dense_gradient(ctx.parameter), ctx.needs_input_grad[:3]
         source, weight = ctx.saved_tensors

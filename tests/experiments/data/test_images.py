@@ -91,26 +91,26 @@ def test_wrong_requests_are_one_sentence_each(tmp_path):
     "options,message",
     [
         ({"shape": (8, 8, 3)}, r"has images of \[8\] pixels .*, but 32 pixels"),
-        ({"num_classes": 12}, "labels up to 11, but 32 pixels and labels below 10"),
-        ({"label": "labels"}, "has no column 'label', but img, labels"),
+        ({"num_classes": 112, "order": range(112)}, "up to 111, but 32 pixels .* below 100"),
+        ({"label": "labels"}, "has no column 'fine_label', but img, labels"),
     ],
 )
 def test_a_dataset_that_differs_from_its_declaration_is_one_sentence(tmp_path, options, message):
-    write_images(tmp_path, "uoft-cs/cifar10", "plain_text", **{"image": "img", **options})
+    write_images(tmp_path, "uoft-cs/cifar100", "cifar100", **CIFAR | options)
     with pytest.raises(base.MissingData, match=message):
-        data.prepare("cifar10", out=tmp_path / "out", mirror=tmp_path)
+        data.prepare("cifar100", out=tmp_path / "out", mirror=tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["cut", "image"])
 def test_a_damaged_mirror_is_one_sentence(tmp_path, damage, monkeypatch):
     if damage == "image":
         monkeypatch.setattr(mirrors, "encoded", lambda pixels: {"bytes": b"\x89PNG", "path": None})
-    write_images(tmp_path, "uoft-cs/cifar10", "plain_text", image="img")
+    write_images(tmp_path, "uoft-cs/cifar100", "cifar100", **CIFAR)
     if damage == "cut":
-        path = tmp_path / "uoft-cs" / "cifar10" / "train-0.parquet"
+        path = tmp_path / "uoft-cs" / "cifar100" / "train-0.parquet"
         path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(base.MissingData, match="cifar10: .*cannot be read: .") as caught:
-        data.prepare("cifar10", out=tmp_path / "out", mirror=tmp_path)
+    with pytest.raises(base.MissingData, match="cifar100: .*cannot be read: .") as caught:
+        data.prepare("cifar100", out=tmp_path / "out", mirror=tmp_path)
     assert "\n" not in str(caught.value)
 
 
