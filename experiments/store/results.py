@@ -102,7 +102,7 @@ def load(study: str, scale: str) -> Results:
     runs, here = [run.id for run in plan], {}
     for run in plan:
         path = paths.run(scale, run.id) / "record.json"
-        if path.is_file() and (record := read_json(path))["spec_hash"] == run.spec.hash:
+        if path.is_file() and (record := read_json(path)).get("spec_hash") == run.spec.hash:
             here[run.id] = record
     found = _committed(plan) | here
     if not found:
