@@ -73,7 +73,7 @@ class PackedLayer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Not there: AttributeError."""
-        raise AttributeError("a packed layer cannot draw its weights anew; do so before pack")
+        raise AttributeError("a packed layer has no reset_parameters(); call it before pack")
 
     # `torch.compiler.disable`, but the compiler is imported at the first call.
     @torch._disable_dynamo

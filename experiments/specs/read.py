@@ -186,7 +186,8 @@ def _check_names(study: Study, stem: str) -> None:
         raise UserError(f"name is {study.name!r}, but must equal the file's name {stem!r}")
     labelled: dict[tuple[str, float], str] = {}
     for name, method in study.methods.items():
-        first = labelled.setdefault((method.label or name, method.final_sparsity), name)
+        shown = method.label or f"methods.{name}"
+        first = labelled.setdefault((shown, method.final_sparsity), name)
         if first != name:
             raise UserError(
                 f"methods.{name}.label is {method.label!r}, which methods.{first} has at the same "

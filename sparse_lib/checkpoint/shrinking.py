@@ -62,7 +62,7 @@ def shrink(model: nn.Sequential) -> nn.Sequential:
     chains = [modules[i : j + 1] for i, j in zip(places, places[1:])]
     paths: dict[nn.Module, str] = {}
     for path, module in modules:
-        if module in paths and any(True for _ in module.parameters()):
+        if module in paths and module.state_dict():
             raise ValueError(f"layers {paths[module]!r} and {path!r} are one module, used twice")
         paths[module] = path
     for chain in chains:
