@@ -91,11 +91,14 @@ def main() -> None:
         train = ["train", "--run", run["run"], "--device", chosen.device, "--score"]
         for command in (train, ["evaluate", "--run", run["run"]]):
             left = end - GRACE_S - time.monotonic()
-            if record.is_file() or left <= 0 or not call(command, folder, environment, left):
+            if record.is_file() or left <= 0:
+                break
+            if code := call(command, folder, environment, left):
+                failed.extend([run["run"]] * (code > 0))
                 break
         return record.is_file()
 
-    runs = facts["runs"]
+    runs, failed = facts["runs"], list[str]()
     with ThreadPoolExecutor(chosen.at_once) as pool:
         done = sum(pool.map(finish, runs))
     back = (chosen.back or folder / "back").resolve()
@@ -105,17 +108,19 @@ def main() -> None:
             if file.name in BACK and file.with_name("record.json").is_file():
                 archive.add(file, file.relative_to(folder).as_posix())
     print(f"{done} of {len(runs)} runs are done; their records are in {back}/records.tar.gz")
+    if failed:
+        sys.exit(f"Error: {', '.join(failed)} failed, as said above")
     if done < len(runs):
         print("the same command goes on")
 
 
-def call(command: list, folder: Path, environment: dict, seconds: float) -> bool:
-    """Run a command of the studies; past its time it saves its state and ends."""
+def call(command: list, folder: Path, environment: dict, seconds: float) -> int:
+    """Exit status of a command of the studies; past its time it saves its state and ends: -1."""
     process = subprocess.Popen(
         [sys.executable, "-m", "experiments", *command], cwd=folder, env=environment
     )
     try:
-        code = process.wait(seconds)
+        return abs(process.wait(seconds))
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGTERM)
         try:
@@ -123,10 +128,7 @@ def call(command: list, folder: Path, environment: dict, seconds: float) -> bool
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        return False
-    if code:
-        sys.exit(f"Error: `experiments {' '.join(command)}` ended with status {code}")
-    return True
+        return -1
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.data.base import SPLITS, ImageDataset, Source, Split
+from experiments.data.base import SPLITS, ImageDataset, Images, Source, Split
 from experiments.data.files import files_digest, seal
 from experiments.errors import UserError
 
@@ -30,11 +30,13 @@ def prepare(
 
     Raises:
         MissingData: If the images cannot be had.
-        UserError: If there are fewer images than asked for.
+        UserError: If there are fewer images than asked for, or a split has another form than
+            `Split` says.
     """
     if num_images is not None and num_images < 1:
         raise UserError(f"data.num_images is {num_images}, but must be at least 1.")
     images = dataset.read(source, num_images)
+    _check(dataset.name, images)
     found = len(images.splits["train"])
     if num_images is not None and found != num_images:
         raise UserError(
@@ -71,6 +73,24 @@ def prepare(
     }
     seal(out, meta, files)
     return meta
+
+
+def _check(name: str, images: Images) -> None:
+    """Refuse arrays that no model could be trained on, in one sentence."""
+    size = images.splits["train"].pixels.shape[1:]
+    if len(size) != 3 or size[1] != size[2]:
+        raise UserError(f"{name}: an image's shape is {size}, but must be (channels, size, size).")
+    for split, part in images.splits.items():
+        form, labels = (part.pixels.shape, str(part.pixels.dtype)), part.labels
+        if form != ((len(part), *size), "uint8"):
+            raise UserError(
+                f"{name}: pixels of {split} are {form}, but must be {len(part), *size} of uint8."
+            )
+        if len(part) and not 0 <= labels.min() <= labels.max() < len(images.classes):
+            raise UserError(
+                f"{name}: labels of {split} go from {labels.min()} to {labels.max()}, but there "
+                f"are {len(images.classes)} classes, counted from 0."
+            )
 
 
 def _moments(pixels: np.ndarray) -> tuple[list[float], list[float]]:

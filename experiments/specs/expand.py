@@ -277,20 +277,20 @@ def all_runs(
         try:
             study = load_study(name, folder=folder)
             own = study_runs(study, scale)
+            for run in own:
+                known = runs.get(run.id, run)
+                if known.spec != run.spec:
+                    raise SpecError(
+                        f"the run id {run.id} has one spec in {known.studies[0]}.yaml and another "
+                        f"in {name}.yaml; give one of them another model label or recipe name"
+                    )
         except SpecError as error:
             if broken is None:
                 raise
             broken[name] = error
             continue
         for run in own:
-            known = runs.setdefault(run.id, run)
-            if known is run:
-                continue
-            if known.spec != run.spec:
-                raise SpecError(
-                    f"the run id {run.id} has one spec in {known.studies[0]}.yaml and another "
-                    f"in {name}.yaml; give one of them another model label or recipe name"
-                )
+            known = runs.setdefault(run.id, replace(run, studies=()))
             runs[run.id] = replace(known, studies=(*known.studies, name))
     return runs
 

@@ -61,6 +61,12 @@ def test_pieces_train_without_network_and_records_come_back(packed, tmp_path):
     last = go(visit, "--to", "there", "--back", "back", "--at-once", "2", cwd=tmp_path)
     said = last.communicate()[0]
     assert not last.returncode and "1 of 1 runs are done" in said, said
+    facts = json.loads((visit / "pack.json").read_text())
+    facts["runs"].insert(0, {"scale": "smoke", "run": "unknown"})
+    (visit / "pack.json").write_text(json.dumps(facts))
+    another = go(visit, "--to", "there", "--back", "back", cwd=tmp_path)
+    assert "1 of 2 runs are done" in (said := another.communicate()[0]) and another.returncode
+    assert "Error: unknown failed" in said
     ((run, path),) = pack.returned(tmp_path / "back")
     assert run.id == RUN
     text = path.read_text()

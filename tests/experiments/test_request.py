@@ -200,6 +200,9 @@ def test_a_broken_study_blocks_itself_alone(monkeypatch, tmp_path):
     assert STUDY not in asked.studies and asked.pages("smoke")
     with pytest.raises(SpecError, match=f"^{STUDY}.yaml: unknown key methodz"):
         ask(study="sparsity_library_tuning")  # it takes methods from the broken one
+    twin = (studies / "spdf.yaml").read_text().replace("40960", "81920")
+    (studies / "twin.yaml").write_text(twin.replace("name: spdf", "name: twin"))
+    assert "another in twin.yaml" in " ".join(ask(study="spdf").warnings())
 
 
 def test_jobs_run_this_code_where_the_folder_has_a_package_of_its_name(monkeypatch, tmp_path):

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from experiments import data
-from experiments.data import base, enwiki_slice, glyphs, rendering
+from experiments.data import base, enwiki_slice, glyphs, images, rendering
 from experiments.data.base import Source
 from experiments.data.hub_images import hold_out
+from experiments.errors import UserError
 from tests.experiments.data import mirrors
 from tests.experiments.data.mirrors import write_images
 
@@ -99,6 +100,24 @@ def test_a_dataset_that_differs_from_its_declaration_is_one_sentence(tmp_path, o
     write_images(tmp_path, "uoft-cs/cifar100", "cifar100", **CIFAR | options)
     with pytest.raises(base.MissingData, match=message):
         data.prepare("cifar100", out=tmp_path / "out", mirror=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "pixels,labels,message",
+    [
+        (np.zeros((2, 4, 4), "uint8"), [0, 1], r"shape is \(4, 4\), but must be"),
+        (np.zeros((2, 1, 4, 5), "uint8"), [0, 1], r"shape is \(1, 4, 5\), but must be"),
+        (np.zeros((2, 1, 4, 4)), [0, 1], r"pixels of train are .*float64.* of uint8"),
+        (np.zeros((3, 1, 4, 4), "uint8"), [0, 1], r"\(3, 1, 4, 4\).*must be \(2, 1, 4, 4\)"),
+        (np.zeros((2, 1, 4, 4), "uint8"), [1, 2], "from 1 to 2, but there are 2 classes"),
+    ],
+)
+def test_images_of_another_form_than_declared_are_one_sentence(tmp_path, pixels, labels, message):
+    split = base.Split(pixels, np.array(labels))
+    found = base.Images({"train": split}, classes=["a", "b"])
+    dataset = base.ImageDataset("mine", "", "", "", read=lambda *_: found)
+    with pytest.raises(UserError, match=f"^mine: .*{message}"):
+        images.prepare(dataset, Source(), out=tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["cut", "image"])
