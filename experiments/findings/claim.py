@@ -86,6 +86,7 @@ class Place(Strict):
     label: str = ""
     scale: Scale | None = Field(None, description="where its runs are, if not at the page's")
     rates: Literal["own"] | None = Field(None, description="where the claim's are shared")
+    planned: int = Field(0, description="seeds of each arm, where the claim's are others")
     seen: list[int] = Field([], description="seeds that were read before n was fixed")
     registered: str | None = Field(
         None, description="the day on which n was fixed, before the runs"

@@ -170,7 +170,7 @@ def _arm(cells: dict[Arm, dict[int, float]], model: str, methods: list[str]) -> 
 
 def _least(claim: Claim, place: Place) -> int:
     """Seeds of each arm that a workload needs: what is registered is read when all have ended."""
-    return max(LEAST_SEEDS, claim.planned) if place.registered else LEAST_SEEDS
+    return max(LEAST_SEEDS, place.planned or claim.planned) if place.registered else LEAST_SEEDS
 
 
 def _trend(
