@@ -19,7 +19,7 @@ where both are measured, over the other's time, so above 1 is faster:
 - costs (only where it is named): the three numbers by which a layer is worth skipping on this
   processor, for ``SPARSE_LIB_SKIP_COSTS``, from masked dense and skipping layers.
 
-At the end the goals stand beside what was reached.
+At the end stand the medians over the shapes of each part.
 
 In each part all variants take turns in one process, in which glibc keeps freed memory as it does in
 a training of this repository, and medians are compared. The clock is the CPU
@@ -31,6 +31,7 @@ import copy
 import math
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -60,17 +61,6 @@ from sparse_lib.simulation import onednn
 SPARSITIES = (0.5, 0.8, 0.9, 0.95, 0.99)
 MODEL_SPARSITIES = (0.8, 0.9, 0.95)
 HALF_SKIP, PACKED = "bfloat16 skip", "packed"
-# Goals of the project, by part and sparsity, against the fastest dense float32.
-GOALS = {
-    "layers": {0.5: 1.6, 0.8: 3.8, 0.9: 6.8, 0.95: 11.0, 0.99: 25.0},
-    "gpt 256": {0.8: 2.6, 0.9: 3.3, 0.95: 4.0},
-    "gpt 512": {0.8: 2.3, 0.9: 3.0, 0.95: 3.7},
-    "resnet": {0.9: 2.0},
-}
-# Of a packed layer against a dense one: time of an optimizer step, and bytes that it holds.
-GOALS_OF_PACKED = {"optimizer": {0.9: 1 / 0.2}, "bytes": {0.9: 1 / 0.35}}
-# Of layers in bfloat16 against dense bfloat16 in the same run.
-GOALS_OVER_HALF = {0.5: 1.0, 0.8: 2.0, 0.9: 3.5, 0.95: 5.5}
 SHAPES = ((512, 512), (768, 768), (512, 2048), (2048, 512), (768, 3072), (2048, 2048))
 Row = dict[str, Any]
 
@@ -354,52 +344,34 @@ def parts(quick: bool) -> dict[str, Callable[[], Iterator[Row]]]:
     }
 
 
-def show(row: Row) -> None:
-    """One line: the ratio and, where there is one, the goal."""
+def named(row: Row) -> str:
+    """The variant of a row, with its sparsity."""
     variant = "" if row["variant"] == "skip" else row["variant"]
-    if row["sparsity"] is not None:
-        variant = f"{variant} {row['sparsity']:.0%}".strip()
-    line = f"{row['part']:>10}  {row['case']:<22}{variant:<18}"
+    return f"{variant} {row['sparsity']:.0%}".strip() if row["sparsity"] is not None else variant
+
+
+def show(row: Row) -> None:
+    """One line with the ratio."""
     times = f"{row['dense_s'] * 1e3:9.2f} ms /{row['seconds'] * 1e3:9.2f} ms"
-    line += f"{times if row['seconds'] > 0 else 'dense / packed':>25} ={row['ratio']:6.2f}x"
-    goals = {"skip": GOALS, PACKED: GOALS_OF_PACKED}.get(row["variant"], {})
-    goal = goals.get(row["part"], {}).get(row["sparsity"])
-    print(line + (f"   goal {goal:.3g}x" if goal else ""), flush=True)
+    times = times if row["seconds"] > 0 else "dense / packed"
+    line = f"{row['part']:>10}  {row['case']:<22}{named(row):<18}{times:>25}"
+    print(f"{line} ={row['ratio']:6.2f}x", flush=True)
 
 
 def summarise(rows: list[Row]) -> None:
-    """The goals beside what was reached, layers as medians over their shapes."""
-
-    def reached(name: str, ratios: list[float], goal: float | None) -> None:
-        if ratios and goal:
-            word = "reached" if statistics.median(ratios) >= goal else "missed"
-            spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-            median = f"{statistics.median(ratios):.2f}x"
-            print(f"{name}: median {median} ({spread}), goal {goal:.2f}x: {word}")
-
-    slower = [row for row in rows if row["part"] == "layers" and row["variant"] in (TORCH, ONEDNN)]
-    if slower:
-        factor = statistics.median(1 / row["ratio"] for row in slower)
-        words = f"{slower[0]['dense']}, {factor:.2f} times as fast as {slower[0]['variant']}"
-        print(f"layers: the fastest dense float32 is {words}")
+    """Medians over the shapes; layers in bfloat16 also over dense bfloat16."""
+    ratios: dict[str, list[float]] = defaultdict(list)
     half = {(row["part"], row["case"]): row for row in rows if row["variant"] == HALF}
-    for part, goals in GOALS.items():
-        for sparsity, goal in goals.items():
-            own = [row for row in rows if (row["part"], row["sparsity"]) == (part, sparsity)]
-            name = f"{part}, {sparsity:.0%}"
-            reached(name, [row["ratio"] for row in own if row["variant"] == "skip"], goal)
-            over = [
-                row["ratio"] / half[row["part"], row["case"]]["ratio"]
-                for row in own
-                if row["variant"] == HALF_SKIP
-            ]
-            reached(f"{name}, all in bfloat16", over, GOALS_OVER_HALF.get(sparsity))
-            packed = [row["ratio"] for row in own if row["variant"] == PACKED]
-            reached(f"{name}, packed", packed, goal)
-    for part, goals in GOALS_OF_PACKED.items():
-        for sparsity, goal in goals.items():
-            own = [row for row in rows if (row["part"], row["sparsity"]) == (part, sparsity)]
-            reached(f"{part}, {sparsity:.0%}, packed", [row["ratio"] for row in own], goal)
+    for row in rows:
+        name = f"{row['part']}, {named(row)}"
+        ratios[name].append(row["ratio"])
+        if row["variant"] == HALF_SKIP:
+            over = half[row["part"], row["case"]]["ratio"]
+            ratios[f"{name}, over dense bfloat16"].append(row["ratio"] / over)
+    for name, own in ratios.items():
+        if len(own) > 1:
+            median = f"{statistics.median(own):.2f}x"
+            print(f"{name}: median {median} ({min(own):.2f} to {max(own):.2f})")
 
 
 def main() -> None:
