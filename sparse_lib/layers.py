@@ -197,6 +197,11 @@ class LayerDescription:
         return self.kind not in ("embedding", "norm")
 
 
+def original(module: nn.Module) -> nn.Module:
+    """The module that one made by `sparse_lib.device.compile` stands for; else the module."""
+    return module.__dict__.get("_original", module)
+
+
 def is_packed(module: nn.Module) -> bool:
     """Whether a layer holds its unmasked weights alone; see `sparse_lib.device.pack`."""
     return getattr(module, "is_packed", False)

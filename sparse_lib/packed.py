@@ -20,6 +20,7 @@ from sparse_lib.core.guard import guards, mask_name
 from sparse_lib.execution import kernels, products
 from sparse_lib.execution.layers import is_watched, skipping_mixin
 from sparse_lib.execution.products import Product, Rows, SkipProduct, Structures, Windows
+from sparse_lib.layers import original
 from sparse_lib.masks.counts import sparsity
 
 _WEIGHT, _MASK = "weight", mask_name("weight")
@@ -203,7 +204,7 @@ def _check(model: Any) -> None:
         raise TypeError(f"pack takes a torch.nn.Module, not {type(model).__name__}")
     if skipping_mixin(type(model)) or isinstance(model, PackedLayer):
         raise ValueError("pack exchanges layers; give it the module that holds this one")
-    if "_original" in model.__dict__:
+    if original(model) is not model:
         raise ValueError("pack takes the model, not what sparse_lib.device.compile made of it")
     if any(type(module).__name__ == "DistributedDataParallel" for module in model.modules()):
         raise ValueError("pack comes before DistributedDataParallel, which keeps its parameters")

@@ -65,7 +65,7 @@ ROOMS = {
     "conformance": "masks core",
     "finetune": "layers core algorithms",
     "integrations": "core configure checkpoint finetune preview",
-    "packed": "core execution masks",
+    "packed": "core execution layers masks",
     "device": "flops execution simulation packed",
     "compat": "rules masks schedules layers core algorithms configure optim finetune",
 }

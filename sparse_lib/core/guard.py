@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sparse_lib.core.codes import Codes, is_quantized
 from sparse_lib.core.selection import Selection
+from sparse_lib.layers import original
 from sparse_lib.masks import shards
 
 if TYPE_CHECKING:
@@ -439,7 +440,7 @@ def _settle_alone(module: nn.Module, _: Any) -> None:
     # A function of the module's, not a method of a guard's: it survives copying and pickling.
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return
-    module = module.__dict__.get("_original", module)  # of a twin that is older than its masks
+    module = original(module)  # of a twin that is older than its masks
     owners, learns = (module, *_read_by(module)), torch.is_grad_enabled()
     if not any(map(guards, owners)):
         raise RuntimeError(

@@ -12,6 +12,7 @@ from sparse_lib.checks import check_bool, check_finite
 from sparse_lib.execution import kernels
 from sparse_lib.execution.costs import Costs
 from sparse_lib.execution.layers import Execution, SparseLayer, skipping_mixin
+from sparse_lib.layers import original
 
 EXECUTIONS = ("dense", "skip")
 
@@ -147,15 +148,12 @@ class _Watched:
 def _twin_class(kind: type[nn.Module], is_watched: bool) -> type[nn.Module]:
     """The class of a twin: its mode is that of the original, and supported layers skip."""
 
-    def holder(self: nn.Module) -> nn.Module:
-        return self.__dict__.get("_original", self)
-
     def mode(self: nn.Module) -> bool:
-        owner = holder(self)
+        owner = original(self)
         return self.__dict__["training"] if owner is self else owner.training
 
     def set_mode(self: nn.Module, training: bool) -> None:
-        owner = holder(self)
+        owner = original(self)
         if owner is self:  # made by the class itself, as when a ModuleList is sliced
             self.__dict__["training"] = training
         else:

@@ -11,7 +11,7 @@ from sparse_lib.execution.backend import Backend
 from sparse_lib.execution.costs import worth_skipping
 from sparse_lib.execution.layers import skipping_mixin
 from sparse_lib.execution.products import reason_for_dense
-from sparse_lib.layers import is_packed
+from sparse_lib.layers import is_packed, original
 from sparse_lib.masks import counts
 
 
@@ -53,7 +53,7 @@ def explain(model: nn.Module, backend_or_name: Backend | str = "skip") -> Explan
         A row for each weight that may have a mask, in module order.
     """
     chosen = Backend(backend_or_name) if isinstance(backend_or_name, str) else backend_or_name
-    model = model.__dict__.get("_original", model)
+    model = original(model)
     masks = {
         id(param): mask
         for module in model.modules()

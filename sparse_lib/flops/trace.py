@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from sparse_lib.layers import LayerDescription
+from sparse_lib.layers import LayerDescription, original
 
 # The rows of an embedding are values of its input, not a weight.
 _LOOKUPS = frozenset({"aten::embedding", "aten::_embedding_bag"})
@@ -123,7 +123,7 @@ def module_stack(model: nn.Module) -> Iterator[list[str]]:
     stack = [""]
 
     def enter(module: nn.Module, _: Any) -> None:
-        owner = module.__dict__.get("_original", module)
+        owner = original(module)
         stack.append(names.get(id(module), names.get(id(owner), stack[-1])))
 
     def leave(module: nn.Module, _: Any, __: Any) -> None:
@@ -191,10 +191,10 @@ def on_meta(
 def without_memory(model: nn.Module) -> nn.Module:
     """A copy of a model on the meta device, whose parameters keep ``requires_dense``."""
     memo: dict[int, Any] = {id(buffer): to_meta(buffer) for buffer in model.buffers()}
-    for original in model.parameters():
-        parameter = nn.Parameter(to_meta(original), requires_grad=original.requires_grad)
-        parameter.requires_dense = getattr(original, "requires_dense", False)  # type: ignore[attr-defined]
-        memo[id(original)] = parameter
+    for own in model.parameters():
+        parameter = nn.Parameter(to_meta(own), requires_grad=own.requires_grad)
+        parameter.requires_dense = getattr(own, "requires_dense", False)  # type: ignore[attr-defined]
+        memo[id(own)] = parameter
     return copy.deepcopy(model, memo)
 
 
