@@ -86,6 +86,21 @@ class Documents:
     stride: int
 
 
+@dataclass(frozen=True)
+class Repeats:
+    """Losses of the second halves of passages that are read twice in a row, nats per token.
+
+    Attributes:
+        first: at the first reading of each passage.
+        second: at the second one, the first in the context.
+        stride: tokens of a passage.
+    """
+
+    first: Sequence[float]
+    second: Sequence[float]
+    stride: int
+
+
 def mean(values: np.ndarray, chance: float | None = None) -> Estimate:
     """Mean over independent items with its standard error, None below two items."""
     error = float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None

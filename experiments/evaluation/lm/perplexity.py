@@ -29,10 +29,12 @@ from experiments.errors import UserError
 from experiments.evaluation import metrics
 from experiments.evaluation.files import prepared_rows
 from experiments.evaluation.lm.model import CausalLM
-from experiments.evaluation.outputs import Documents, Tokens
+from experiments.evaluation.outputs import Documents, Repeats, Tokens
 from experiments.evaluation.suite import Perplexity
 
 Window = tuple[list[int], list[int]]
+#: Passages that are read twice, about.
+NUM_PASSAGES = 256
 
 
 def windows(lm: CausalLM, tokens: Sequence[int], stride: int) -> list[Window]:
@@ -93,6 +95,18 @@ def document_losses(lm: CausalLM, texts: Sequence[str], encoded: Sequence[list[i
     return Documents(totals, words, [len(text.encode()) for text in texts], lm.max_length)
 
 
+def repeat_losses(lm: CausalLM, tokens: Sequence[int]) -> Repeats:
+    """Losses of passages of half a context, spread evenly over a text, read twice in a row."""
+    size = min(lm.max_length // 2, len(tokens))
+    starts = range(0, len(tokens) - size + 1, max(size, len(tokens) // NUM_PASSAGES))
+    passages = [[*tokens[start : start + size]] for start in starts]
+    half = size // 2
+    once = [(passage[:half], passage[half:]) for passage in passages]
+    twice = [(passage + passage[:half], passage[half:]) for passage in passages]
+    means = [loss / (size - half) for loss in losses(lm, [*once, *twice])]
+    return Repeats(means[: len(once)], means[len(once) :], size)
+
+
 def split_scores(
     lm: CausalLM, data_dir: Path, split: str, settings: Perplexity
 ) -> list[dict[str, Any]]:
@@ -103,11 +117,13 @@ def split_scores(
     than the dataset's reads the documents in its own tokens.
     """
     texts = [row["text"] for row in prepared_rows(data_dir / "text" / f"{split}.jsonl")]
-    wanted, found = metrics.read(settings.metrics), list[Tokens | Documents]()
+    wanted, found = metrics.read(settings.metrics), list[Tokens | Documents | Repeats]()
     stream = _stream(lm, data_dir, split, texts)
     if Tokens in wanted:
         options = {"stride": settings.stride, "max_tokens": settings.max_tokens}
         found.append(corpus_losses(lm, stream, **options))
+    if Repeats in wanted:
+        found.append(repeat_losses(lm, stream))
     if Documents in wanted:
         sample = [text for text in texts if text]
         encoded: Iterable[list[int]] = (lm.tok_encode(text) for text in sample)

@@ -13,7 +13,12 @@ from tokenizers.processors import TemplateProcessing
 
 from experiments.errors import UserError
 from experiments.evaluation.lm.model import CausalLM
-from experiments.evaluation.lm.perplexity import corpus_losses, document_losses, windows
+from experiments.evaluation.lm.perplexity import (
+    corpus_losses,
+    document_losses,
+    repeat_losses,
+    windows,
+)
 from experiments.evaluation.metrics import rows
 from experiments.evaluation.outputs import ratio
 from experiments.evaluation.suite import Perplexity
@@ -239,6 +244,20 @@ def test_sampled_windows_keep_their_context(lm, model, tokenizer, documents):
     chosen = [value for block in blocks[1::3] for value in block]
     assert loss["num_items"] == len(chosen)
     assert loss["value"] == pytest.approx(statistics.mean(chosen), rel=1e-6)
+
+
+def test_copying_is_what_the_second_reading_of_passages_saves(lm, model, tokenizer, documents):
+    stream = tokenizer(" ".join(documents["test"]))["input_ids"][:90]
+    sums = {1: 0.0, 2: 0.0}
+    for start in range(0, 75, 16):
+        for readings in sums:
+            tokens = stream[start : start + 16] * readings
+            with torch.no_grad():
+                logits = model(torch.tensor([tokens[:-1]])).logits[0, -8:].double()
+            sums[readings] -= float(torch.log_softmax(logits, -1)[range(8), tokens[-8:]].sum())
+    (copying,) = rows(repeat_losses(lm, stream), ["copying", "loss"], task="perplexity")
+    assert copying["num_items"] == 5
+    assert copying["value"] == pytest.approx((sums[1] - sums[2]) / 40, rel=1e-4)
 
 
 def test_document_scores_equal_the_written_out_loop(lm, model, tokenizer, documents):
