@@ -16,25 +16,15 @@ FACTS = ("model", "dataset", "method", "sparsity", "seed", "recipe", "cpu")
 
 
 def scores(evaluation: dict[str, Any], title: str) -> Table:
-    """The scores of an evaluation, one row each; one row for all classes of images."""
+    """The scores of an evaluation, one row each."""
     table = Table(title=escape(title))
     for name in ("task", "metric", "split", "value", "stderr", "chance", "items"):
         table.add_column(name)
-    of_classes: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for score in evaluation["scores"]:
         names = (score["task"], score["metric"], score.get("split") or "")
-        if names[0].startswith("class:"):
-            of_classes.setdefault(names[1:], []).append(score)
-            continue
         facts = [score.get(key) for key in ("value", "stderr", "chance", "num_items")]
         why = [score["reason"]] if score.get("reason") else []  # in place of a value
         table.add_row(*map(escape, names), *why, *map(_text, facts[len(why) :]))
-    for what, own in of_classes.items():
-        values = [score["value"] for score in own]
-        shown = f"{_text(min(values))} to {_text(max(values))}"
-        items = sum(score["num_items"] for score in own)
-        chance = _text(own[0].get("chance"))
-        table.add_row(f"{len(own)} classes", *what, shown, "", chance, str(items))
     return table
 
 

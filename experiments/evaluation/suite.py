@@ -96,9 +96,7 @@ class ImageSuite(Common):
 
     kind: Literal["images"] = "images"
     splits: Splits = Field(("validation", "test"), min_length=1)
-    metrics: Metrics = Field(
-        ("accuracy", "accuracy_top5", "loss", "calibration_error", "class_accuracy"), min_length=1
-    )
+    metrics: Metrics = Field(("accuracy", "loss"), min_length=1)
 
 
 KINDS: dict[str, type[Suite | ImageSuite]] = {"text": Suite, "images": ImageSuite}

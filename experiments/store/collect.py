@@ -154,12 +154,11 @@ def average(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def record_rows(record: Record | dict[str, Any], study_name: str) -> list[Row]:
     """The tidy rows of one record; see ``RECORD_COLUMNS``.
 
-    Layers and single classes are in the Parquet files ``layers`` and ``scores`` alone.
+    Layers are in the Parquet file ``layers`` alone.
     """
     record = Record.model_validate(record)
     trained = [row for row in _training_rows(record) if row["value"] is not None]
-    scored = [row for row in evaluation_rows(record) if not row["task"].startswith("class:")]
-    rows = [*trained, *scored]
+    rows = [*trained, *evaluation_rows(record)]
     identity = _identity(record, study_name)
     return [identity | {key: v for key, v in row.items() if v is not None} for row in rows]
 

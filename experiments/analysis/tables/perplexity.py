@@ -1,6 +1,6 @@
-"""Validation perplexity per token of the model's vocabulary: mean over seeds with its 95% interval,
-and the difference to dense (continued, where others are), by the spread of these runs alone.
-Copying: nats per token that a passage costs less when read again."""
+"""Validation perplexity per token of the model's vocabulary: mean over seeds, 95% interval, and the
+difference to dense (continued, where others are) by these runs' spread. Copying: nats per token
+saved where a passage is read again."""
 
 import pandas as pd
 

@@ -1,7 +1,7 @@
 """Evaluation metrics, one file each, found by the name that suites use.
 
-A file's ``compute(outputs)`` returns an `Estimate`, or a dict of them by the task that each is a
-score of; ``OF`` is the class of outputs, or a tuple of classes, that it takes.
+A file's ``compute(outputs)`` returns an `Estimate`; ``OF`` is the class of outputs, or a tuple of
+classes, that it takes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -41,7 +41,7 @@ def rows(outputs: Any, chosen: Iterable[str], *, task: str) -> Iterator[dict[str
     """Scores of those of the chosen metrics that are computed from such outputs.
 
     Args:
-        task: what the scores are of, where a metric does not say.
+        task: what the scores are of.
 
     Returns:
         Rows with task, metric, value, stderr, num_items, chance and higher_is_better.
@@ -50,11 +50,9 @@ def rows(outputs: Any, chosen: Iterable[str], *, task: str) -> Iterator[dict[str
         metric = get(name)
         if not isinstance(outputs, metric.OF):
             continue
-        found = metric.compute(outputs)
-        for of, estimate in (found if isinstance(found, dict) else {task: found}).items():
-            yield {
-                "task": of,
-                "metric": name,
-                **estimate._asdict(),
-                "higher_is_better": metric.HIGHER_IS_BETTER,
-            }
+        yield {
+            "task": task,
+            "metric": name,
+            **metric.compute(outputs)._asdict(),
+            "higher_is_better": metric.HIGHER_IS_BETTER,
+        }
