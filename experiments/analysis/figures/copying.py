@@ -1,0 +1,41 @@
+"""Validation loss against copying: nats per token that a passage costs less when it is read again.
+Each point is one run; lower is better. Decoders of a million weights learn to copy late, and their
+loss follows it."""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.analysis import style
+from experiments.analysis.methods import Methods
+from experiments.specs.schema import PlannedStudy
+from experiments.store import tidy
+
+
+def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
+    """Loss, as ``value``, and copying of each run that has both."""
+    copying = tidy.select(records, "copying", split="validation").set_index("run")["value"]
+    losses = tidy.by_masks(tidy.select(records, "loss", split="validation"), curves)
+    return losses.assign(copying=losses["run"].map(copying)).dropna(subset=["copying"])
+
+
+def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
+    """One panel per workload."""
+    rows, looks = data(records, curves, study), Methods(study)
+    shown = tidy.workloads(rows)
+    figure, axes = style.panels(len(shown), height=2.6)
+    if not shown:
+        style.say_empty(axes[0], "No finished run was scored for copying.")
+    for panel, workload in zip(axes, shown, strict=False):
+        groups = tidy.in_workload(rows, workload).groupby(["method", "sparsity"])
+        names = [looks[method].name for (method, _), _ in groups]
+        for at, ((method, sparsity), own) in enumerate(groups):
+            look, name = looks[method], looks[method].name
+            color = style.shade(look.color, names[:at].count(name), names.count(name))
+            label = looks.treatment(method, sparsity)
+            x, y = own["copying"], own["value"]
+            panel.plot(x, y, ls="", color=color, marker=look.marker, label=label)
+        panel.set_title(str(workload))
+        panel.set_xlabel("copying, nats per token")
+        panel.set_ylabel(f"validation loss, {style.loss_unit(rows)}")
+        panel.legend(fontsize=7)
+    return figure
