@@ -75,13 +75,11 @@ class Documents:
 
     Attributes:
         losses: nats of each document.
-        words: of each document, split at whitespace.
         num_bytes: of each document in UTF-8.
         stride: tokens that a window scores.
     """
 
     losses: Sequence[float]
-    words: Sequence[int]
     num_bytes: Sequence[int]
     stride: int
 

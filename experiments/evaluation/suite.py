@@ -29,9 +29,7 @@ class Perplexity(Strict):
     """Perplexity of the dataset's own held-out splits."""
 
     splits: Splits = Field(("validation", "test"), min_length=1)
-    metrics: Metrics = Field(
-        ("loss", "perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte"), min_length=1
-    )
+    metrics: Metrics = Field(("loss", "perplexity", "bits_per_byte"), min_length=1)
     stride: PositiveInt | None = Field(default=None, description="tokens; None is half the context")
     max_tokens: PositiveInt | None = Field(
         default=None, description="tokens per split, spread over it; None takes all"

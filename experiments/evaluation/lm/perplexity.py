@@ -1,4 +1,4 @@
-"""Token, word and byte perplexity of a causal language model.
+"""Token perplexity of a causal language model, and bits per byte.
 
 Two readings of the same text, both in lm-eval's windows:
 
@@ -7,17 +7,15 @@ Two readings of the same text, both in lm-eval's windows:
   scores the last ``stride`` of them, so every token but the first ones is predicted once with at
   least ``context - stride`` tokens of left context.
 * **documents**: each document on its own, in windows that score each token once
-  (``stride = context``), divided by words and by bytes. Same definition as the
-  ``word_perplexity``, ``byte_perplexity`` and ``bits_per_byte`` of lm-eval's ``wikitext`` task,
-  which however first takes out the spaces that WikiText puts around punctuation; independent of
-  the tokenizer, so comparable across vocabularies.
+  (``stride = context``), divided by bytes. Same definition as the ``bits_per_byte`` of lm-eval's
+  ``wikitext`` task, which however first takes out the spaces that WikiText puts around
+  punctuation; independent of the tokenizer, so comparable across vocabularies.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,15 +82,14 @@ def document_losses(lm: CausalLM, texts: Sequence[str], encoded: Sequence[list[i
     """Losses of documents, each on its own; see the module's text.
 
     Args:
-        texts: documents; words are what whitespace separates, bytes are UTF-8.
+        texts: documents; bytes are UTF-8.
     """
     cut = [windows(lm, tokens, lm.max_length) for tokens in encoded]
     owner = [index for index, found in enumerate(cut) for _ in found]
     totals = [0.0] * len(texts)
     for index, loss in zip(owner, losses(lm, [w for found in cut for w in found]), strict=True):
         totals[index] += loss
-    words = [len(re.split(r"\s+", text)) for text in texts]  # as lm-eval counts them
-    return Documents(totals, words, [len(text.encode()) for text in texts], lm.max_length)
+    return Documents(totals, [len(text.encode()) for text in texts], lm.max_length)
 
 
 def repeat_losses(lm: CausalLM, tokens: Sequence[int]) -> Repeats:

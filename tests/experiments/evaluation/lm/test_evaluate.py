@@ -72,7 +72,7 @@ def test_smoke_suite_without_network(model_dir, data_dir, tmp_path, no_network):
     assert result["suite"] == "smoke" and result["run"] == model_dir.parent.name
     scores = by_metric(result)
     for split in ("validation", "test"):
-        for metric in ("loss", "perplexity", "word_perplexity", "byte_perplexity"):
+        for metric in ("loss", "perplexity", "bits_per_byte"):
             assert scores["perplexity", metric, split]["value"] > 0
     accuracy = scores["prose_pairs", "acc", "test"]
     assert accuracy["chance"] == 0.5 and 0 <= accuracy["value"] <= 1
