@@ -36,6 +36,6 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
             panel.plot(x, y, ls="", color=color, marker=look.marker, label=label)
         panel.set_title(str(workload))
         panel.set_xlabel("copying, nats per token")
-        panel.set_ylabel(f"validation loss, {style.loss_unit(rows)}")
+        panel.set_ylabel("validation loss, nats per token")
         panel.legend(fontsize=7)
     return figure
