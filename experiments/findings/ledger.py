@@ -88,7 +88,7 @@ def find(claim: Claim, comparison: Comparison, evidence: Evidence) -> Finding:
             break
     else:
         reason = "no run of this scale compares these arms"
-        if places and len(evidence.at(places[-1])):
+        if places and (places[-1].registered or len(evidence.at(places[-1]))):
             reason = "its runs are not finished"
         return Finding(claim, comparison, Word(NO_TEST, reason=reason))
     rows, cells, strata = found

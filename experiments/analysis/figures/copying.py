@@ -14,7 +14,9 @@ from experiments.store import tidy
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
     """Loss, as ``value``, and copying of each run that has both."""
     copying = tidy.select(records, "copying", split="validation").set_index("run")["value"]
-    losses = tidy.by_masks(tidy.select(records, "loss", split="validation"), curves)
+    losses = tidy.by_masks(
+        tidy.select(records, "loss", split="validation", task="training"), curves
+    )
     return losses.assign(copying=losses["run"].map(copying)).dropna(subset=["copying"])
 
 
