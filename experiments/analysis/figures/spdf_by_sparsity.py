@@ -74,8 +74,8 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     shown = {"published": "BLEU", "here": "test loss"}
     colors = {"published": "#D55E00", "here": "#0072B2"}
     for axes, (whose, outcome) in zip(panels, shown.items(), strict=True):
-        sparse = table[(table["whose"] == whose) & (table["sparsity"] < 1)]
-        for place, ((model, task), own) in enumerate(sparse.groupby(["model", "data"], sort=False)):
+        rows = table[table["whose"] == whose]
+        for place, ((model, task), own) in enumerate(rows.groupby(["model", "data"], sort=False)):
             axes.errorbar(
                 100 * own["sparsity"] + 1.6 * place,
                 own["gain"],
@@ -87,17 +87,16 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
                 label=f"{model}, {task}",
             )
         axes.axhline(0, color=INK, lw=0.8)
-        ticks = [
-            f"{100 * level:g}%\nFLOPs {own['flops'].mean():.2f}"
-            for level, own in sparse.groupby("sparsity")
-        ]
-        axes.set_xticks(sorted(100 * sparse["sparsity"].unique()), ticks)
-        axes.set_xlim(35, 90)
+        ticks = {}
+        for level, own in rows.groupby("sparsity"):
+            ends = dict.fromkeys(f"{end:.2f}" for end in (own["flops"].min(), own["flops"].max()))
+            ticks[100 * level] = f"{100 * level:g}%\nFLOPs {' to '.join(ends)}"
+        ticks |= {100: "no pre-\ntraining"} if 100 in ticks else {}
+        axes.set_xticks([*ticks], [*ticks.values()])
+        axes.set_xlim(35, max(90, *ticks, 0) + 10)
         axes.set_xlabel("sparsity of pre-training")
         axes.set_ylabel("BLEU" if whose == "published" else "nats (axis reversed)")
         axes.set_title(f"{whose.capitalize()}: {outcome} minus dense, up is better")
-    for gain in table.loc[table["sparsity"] == 1, "gain"]:
-        panels[1].axhline(gain, color=INK, ls="--", lw=0.8, label="no pre-training")
     panels[1].invert_yaxis()  # less loss is better
     for axes in panels:
         axes.legend(fontsize=7, handlelength=1.2)
