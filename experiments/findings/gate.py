@@ -157,9 +157,13 @@ def _rates(
     first = rows.loc[rows["method"].isin([arm.method for arm in arms]), "first"]
     before = runs[runs["run"].isin(set(first) - {""})]
     rows = pd.concat([rows, before])
+    masks = runs.drop_duplicates("run").set_index("run")["masks"]
+    # The first phase's; a run that goes on at a stable rate has one phase.
+    starts = [table["first"].mask(table["stable"] == 1).map(masks) for table in (runs, rows)]
+    runs, rows = runs.assign(start=starts[0].fillna("")), rows.assign(start=starts[1].fillna(""))
     for arm in [*arms, *_arms(before)]:
         own = alike(rows, model=arm.model, method=arm.method, rate=arm.rate).iloc[0]
-        same = ("model", "data", "batch", "masks", "transform", "stable")
+        same = ("model", "data", "batch", "masks", "transform", "stable", "start")
         tries = alike(runs, **{column: own[column] for column in same})
         tries = tries[tries["trials"] & tries["budget"].between(own["budget"] / 2, own["budget"])]
         tries = tries.assign(loss=tries["run"].map(losses).astype(float)).dropna(subset=["loss"])

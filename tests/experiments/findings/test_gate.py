@@ -54,11 +54,11 @@ def evidence(means, *, tried=RATES, whole=(), larger=None, costs=()):
     )
 
 
-def found(given, b="static", *, equal_flops=False, **place):
+def found(given, b="static", *, a="set", equal_flops=False, **place):
     text = {"name": "set", "title": "t, 75% sparse", "says": "s", "source": "rigl", "where": "w"}
     rules = {"outcome": OUTCOME, "interest": 0.01, "planned": 4, "equal_flops": equal_flops}
     places = {"small": [{"models": ["m"], "data": "d", "budget": 8} | place]}
-    arms = {"study": "s", "a": ["set"], "b": [b], "places": places}
+    arms = {"study": "s", "a": [a], "b": [b], "places": places}
     return ledger.of_claim(Claim.model_validate(text | rules | arms), given)[0]
 
 
@@ -94,6 +94,19 @@ def test_unfair_comparison_is_no_test_and_says_why(given, reason):
     assert result.word.word == "no fair test"
     assert reason in result.word.reason
     assert not result.is_fair
+
+
+def test_second_phases_from_other_masks_have_rates_of_their_own():
+    given = evidence({"set-dense": 2.5, "dense": 2.6, "static": 3.0, "plain": 2.4})
+    runs, starts = given.runs.copy(), {"set-dense": "static", "dense": "plain"}
+    for method, first in starts.items():
+        own = runs["method"] == method
+        runs.loc[own, ["first", "masks"]] = [f"{first}0", "none"]
+    moved = (runs["method"] == "dense") & (runs["rate"] < 0.2)
+    runs.loc[moved, "rate"] *= 2  # its best rate is twice that of the other
+    runs.loc[(runs["method"] == "dense") & (runs["run"].str.contains("-0.2-")), "rate"] = 0.4
+    result = found(Evidence("small", runs, given.scores), a="set-dense", b="dense")
+    assert result.gate.failed == "" and result.gate.notes == "3 rates tried per arm"
 
 
 def test_scale_without_trials_says_so_and_is_no_test_of_dense():
