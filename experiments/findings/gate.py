@@ -163,8 +163,8 @@ def _rates(
     runs, rows = runs.assign(start=starts[0].fillna("")), rows.assign(start=starts[1].fillna(""))
     for arm in [*arms, *_arms(before)]:
         own = alike(rows, model=arm.model, method=arm.method, rate=arm.rate).iloc[0]
-        same = ("model", "data", "batch", "masks", "transform", "stable")
-        same += ("start",) if rates == "own" else ()  # a shared rate is the dense model's
+        same = ["model", "data", "batch", "masks", "transform", "stable"]
+        same += ["start"] * (rates == "own")  # a shared rate is the dense model's
         tries = alike(runs, **{column: own[column] for column in same})
         tries = tries[tries["trials"] & tries["budget"].between(own["budget"] / 2, own["budget"])]
         tries = tries.assign(loss=tries["run"].map(losses).astype(float)).dropna(subset=["loss"])
