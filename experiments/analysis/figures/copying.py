@@ -31,11 +31,10 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         groups = tidy.in_workload(rows, workload).groupby(["method", "sparsity"])
         names = [looks[method].name for (method, _), _ in groups]
         for at, ((method, sparsity), own) in enumerate(groups):
-            look, name = looks[method], looks[method].name
-            color = style.shade(look.color, names[:at].count(name), names.count(name))
-            label = looks.treatment(method, sparsity)
-            x, y = own["copying"], own["value"]
-            panel.plot(x, y, ls="", color=color, marker=look.marker, label=label)
+            look = looks[method]
+            color = style.shade(look.color, names[:at].count(look.name), names.count(look.name))
+            how = {"marker": look.marker, "label": looks.treatment(method, sparsity)}
+            panel.plot(own["copying"], own["value"], ls="", color=color, **how)
         panel.set_title(str(workload))
         panel.set_xlabel("copying, nats per token")
         panel.set_ylabel("validation loss, nats per token")
