@@ -33,8 +33,8 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         for at, ((method, sparsity), own) in enumerate(groups):
             look = looks[method]
             color = style.shade(look.color, names[:at].count(look.name), names.count(look.name))
-            how = {"marker": look.marker, "label": looks.treatment(method, sparsity)}
-            panel.plot(own["copying"], own["value"], ls="", color=color, **how)
+            label, x, y = looks.treatment(method, sparsity), own["copying"], own["value"]
+            panel.plot(x, y, ls="", color=color, marker=look.marker, label=label)
         panel.set_title(str(workload))
         panel.set_xlabel("copying, nats per token")
         panel.set_ylabel("validation loss, nats per token")
