@@ -18,6 +18,9 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from experiments import tasks
 from experiments.digest import file_digest
 from experiments.errors import UserError
@@ -176,25 +179,17 @@ def required(names: Iterable[str], has: Collection[str]) -> dict[str, str]:
         has: Distributions to leave out, with what only they require.
     """
     found: dict[str, str] = {}
-    queue, present = [*names], {_canonical(name) for name in has}
+    queue, present = [*names], {canonicalize_name(name) for name in has}
     while queue:
-        name = _canonical(queue.pop())
+        name = canonicalize_name(queue.pop())
         if name in found or name in present:
             continue
-        try:
-            own = importlib.metadata.distribution(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue  # a requirement of another platform
+        own = importlib.metadata.distribution(name)
         found[name] = own.version
-        for line in own.requires or ():
-            requirement, _, marker = line.partition(";")
-            if "extra" not in marker:
-                queue.append(re.split(r"[^A-Za-z0-9._-]", requirement.strip())[0])
+        for needed in map(Requirement, own.requires or ()):
+            if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                queue.append(needed.name)
     return found
-
-
-def _canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def download(versions: dict[str, str], folder: Path, python: str | None) -> list[Path]:
@@ -212,7 +207,7 @@ def download(versions: dict[str, str], folder: Path, python: str | None) -> list
         if not done.returncode:
             break
         lacking = re.search(r"No matching distribution found for ([\w.-]+)==", done.stderr)
-        source = wanted.pop(_canonical(lacking[1]), "") if lacking else ""
+        source = wanted.pop(canonicalize_name(lacking[1]), "") if lacking else ""
         build = [*pip, "wheel", "--quiet", "--no-deps", f"--wheel-dir={folder}", source]
         if not source or subprocess.run(build, capture_output=True).returncode:
             lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]

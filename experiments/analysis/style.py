@@ -19,6 +19,8 @@ from matplotlib.ticker import EngFormatter
 
 from experiments.analysis.methods import Method
 from experiments.errors import UserError, reason
+from experiments.specs.schema import PlannedStudy
+from experiments.store.tidy import Workload
 
 #: Colours of a PNG.
 NUM_COLORS = 256
@@ -33,6 +35,17 @@ def progress(rows: pd.DataFrame) -> tuple[str, str]:
     if rows["tokens"].isna().all() and rows["images"].notna().any():
         return "images", "training images"
     return "tokens", "training tokens"
+
+
+def tokens(rows: pd.DataFrame, study: PlannedStudy) -> list[float]:
+    """Lengths of the trainings of some rows, in millions of tokens, ascending."""
+    lengths = {run.id: getattr(run.spec.recipe, "tokens", 0) / 1e6 for run in study.runs}
+    return sorted({lengths[run] for run in rows["run"]})
+
+
+def title(workload: Workload, lengths: Sequence[float]) -> str:
+    """A workload with its lengths of training, see `tokens`."""
+    return f"{workload}, {' or '.join(f'{length:.3g}' for length in lengths)}M tokens"
 
 
 def loss_unit(rows: pd.DataFrame) -> str:

@@ -19,7 +19,3 @@ def main() -> None:
             raise
         lines = sentence(error).splitlines()  # names of files may have several
         sys.exit("Error: " + "\\n".join(lines))
-
-
-if __name__ == "__main__":
-    main()

@@ -255,7 +255,7 @@ def export(
 ) -> None:
     """Write a trained model in safetensors that transformers loads: an RO-Crate with a card."""
     from experiments.evaluation.publish import publish
-    from experiments.report.card import card
+    from experiments.report.model_card import card
 
     if (run is None) == (model is None):
         raise SpecError("give a run by --run or the folder of one by --model, and not both")

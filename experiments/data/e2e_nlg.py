@@ -1,6 +1,6 @@
 """E2E (Novikova, Dusek and Rieser 2017): texts on restaurants from attributes and their values.
 
-Read from the authors' own files, in which each set of attributes has its texts, up to 40 of them.
+Read from the authors' own files, in which each set of attributes has its texts, up to 46 of them.
 They are embedded in the repository; `embedded/LICENSE.md` has source and licence.
 """
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from experiments.specs.schema import PlannedStudy
 
 FOLDER = Path(__file__).resolve().parent
-UNKNOWN = "no value that we hold"
+UNKNOWN = "–"
 TEXT = "string"
 #: Words for the column ``confidence`` of ``results.csv``.
 HOW = {
@@ -49,14 +49,14 @@ def value(
     sparsity: float | None = None,
     with_place: bool = False,
 ) -> str:
-    """A published value as its source prints it, or the words that say it is unknown.
+    """A published value as its source prints it, or `UNKNOWN` where we hold none.
 
     How it was got stands behind it, unless it was read where it was published.
 
     Args:
         method: Method as the source names it, in any case and order of words, with or without
             parentheses; empty matches any.
-        with_place: Whether its model and data stand behind it.
+        with_place: Whether its model and data stand behind it; then all models count.
     """
     rows = results()
     rows = rows[(rows["source_id"] == source) & (rows["metric"] == metric)]
@@ -68,12 +68,13 @@ def value(
         rows = rows[pd.to_numeric(rows["sparsity"], errors="coerce") == sparsity]
     if rows.empty:
         return UNKNOWN
-    row = rows.iloc[0]
-    # Some ratios are printed with their unit.
-    text = row["value"] if "x" in row["value"] else f"{row['value']} {row['unit']}".strip()
-    if with_place:
-        text += f" ({row['model']}, {row['dataset']})"
-    return text if row["confidence"] == "read" else f"{text} ({HOW[row['confidence']]})"
+    said = []
+    for row in (rows if with_place else rows.iloc[:1]).to_dict("records"):
+        # Some ratios are printed with their unit.
+        text = row["value"] if "x" in row["value"] else f"{row['value']} {row['unit']}".strip()
+        text += f" ({row['model']}, {row['dataset']})" * with_place
+        said.append(text if row["confidence"] == "read" else f"{text} ({HOW[row['confidence']]})")
+    return "; ".join(said)
 
 
 def _words(method: str) -> str:

@@ -25,7 +25,6 @@ from experiments.findings.estimate import (
 )  # fmt: skip
 from experiments.findings.evidence import Evidence
 from experiments.findings.ledger import AGREES, DIFFERS, Finding
-from experiments.published import UNKNOWN as NO_VALUE
 from experiments.report.text import in_minutes, in_words
 from experiments.specs.lookup import rerun_command
 from experiments.store import paths, verification
@@ -34,7 +33,7 @@ from experiments.store.reference import entries
 #: Digits after the point by unit.
 DIGITS = {"nats": 3, "points": 1, "perplexity": 2, "BLEU": 1}
 #: Cells of tables that say nothing.
-UNKNOWN = ("–", "", NO_VALUE)
+UNKNOWN = ("–", "")
 COLUMNS = ["claim", "label", "word", "effect", "low", "high", "unit", "target", "seeds", "workload"]
 #: Methods of the source's Table 3 in its order; ours follow.
 TABLE3 = ("dense", "static", "set", "rigl", "granet", "gmp")
@@ -334,7 +333,7 @@ def table3(found: Finding, evidence: Evidence) -> str:
 def few_shot(evidence: Evidence, *, whole: bool = False) -> str:
     """The few-shot scores in a cell, or by method in a sentence."""
     scores = evidence.scores[evidence.scores["metric"] == "leaderboard_mean"]
-    rows = scores.merge(evidence.runs, on="run")
+    rows = scores.merge(evidence.runs, on="run").query("sparsity in (0.0, 0.8)")
     if rows.empty:
         return "No few-shot score was measured at this scale." if whole else "–"
     level, noise = 100 * rows["chance"].mean(), 100 * rows["stderr"].mean()
@@ -420,8 +419,18 @@ def _badge(found: Finding) -> str:
         return ""
     if not place.registered:
         return "some seeds were added after a first look"
-    seen = f", with seeds {', '.join(map(str, place.seen))} read" if place.seen else ""
+    seen = f", after seeds {', '.join(map(str, place.seen))} were read" if place.seen else ""
     return f"registered {place.registered}{seen}"
+
+
+def workload(found: Finding) -> str:
+    """The models of a comparison and how long they train, in words."""
+    place = found.place
+    if place is None:
+        return "–"
+    models = " against ".join(filter(None, [", ".join(place.models), place.b_model]))
+    budget = max(place.budget, place.b_budget or 0)
+    return f"{models}, {in_words(budget)} {'epochs' if budget < 10_000 else 'tokens'}"
 
 
 def supporting(evidence: Evidence, study: str = "") -> list[tuple[Claim, str]]:
@@ -432,8 +441,9 @@ def supporting(evidence: Evidence, study: str = "") -> list[tuple[Claim, str]]:
         for each in group:
             label, said = each.comparison.label or each.claim.title, each.comparison.published
             verdict = "; ".join(filter(None, [word(each), _badge(each)]))
-            lines.append([label, said.says if said else "–", ours(each), verdict])
-        made = table(["comparison", "published", "here", "verdict"], lines)
+            on, says = workload(each), said.says if said else "–"
+            lines.append([label, on, says, ours(each), verdict])
+        made = table(["comparison", "trained", "published", "here", "verdict"], lines)
         found.append((group[0].claim, made))
     return found
 

@@ -291,6 +291,7 @@ def render_index(
             if not (word == SMALLER and found.is_cost)
         ],
         "ours": cards.ours,
+        "workload": cards.workload,
         "studies": [study for study in studies if not study.trials],
         "trials": [study for study in studies if study.trials],
         "cost": cost(map(Record.model_validate, finished.values())),

@@ -15,14 +15,14 @@ def setting_of(spec: RunSpec, study: Study) -> str:
 
     Schedules of masks count as the study's file has them, in shares of a run.
     """
-    masks = study.methods[spec.method or ""].sparsity
+    method = study.methods[spec.method or ""]
     recipe = unscheduled(spec)
     rate = f"{recipe.pop('learning_rate'):.6g}"
     recipe.pop("precision", None)  # recipes of text may have none
-    # A run that continues another of its own method is no second phase.
-    second = spec.starts_from is not None and spec.starts_from.step is None
+    start = method.starts_from
+    first = start and [study.methods[start.method].sparsity]  # masks of the first phase
     value = spec.model_dump(mode="json", include={"task", "model", "data", "transform"})
-    return json.dumps([value, masks, second, recipe, rate], sort_keys=True)
+    return json.dumps([value, method.sparsity, first, recipe, rate], sort_keys=True)
 
 
 def taken_by(study: PlannedStudy) -> dict[str, str]:

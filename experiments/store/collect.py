@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,6 @@ from experiments.store.tidy import RECORD_COLUMNS, TYPES
 
 #: Where a row of a curve stands; what else it holds was measured.
 COORDINATES = ("kind", "step", "flops_executed", "elapsed_s")
-#: Measurements that come first, in this order; a task's own follow.
-FIRST_METRICS = tuple(
-    "loss perplexity accuracy learning_rate sparsity drop_fraction churn itop flops_dense".split()
-)
-
-ACCURACY_METRICS = ("acc", "acc_norm", "accuracy", "pair_accuracy", "exact_match")
 #: Tasks of the Open LLM Leaderboard v1 without GSM8K, each with the metric that its average takes.
 LEADERBOARD = {
     "arc_challenge": "acc_norm",
@@ -69,7 +63,7 @@ def _training_rows(record: Record) -> list[Row]:
     executed, dense = record.flops.executed, record.flops.dense_equivalent
     rows = [_row("loss", record.final_loss, better=False)]
     for validation in record.rows("validation")[-1:]:
-        for name, value in _measured(validation, task.unit, first=tuple(task.metrics)):
+        for name, value in _measured(validation, task.unit):
             rows.append(_row(name, value, "validation", task.metrics.get(name)))
     rows += [_row(to, last.get(key)) for to, key in (("steps", "step"), (task.unit, task.unit))]
     rows += [
@@ -86,53 +80,22 @@ def _training_rows(record: Record) -> list[Row]:
     ]
 
 
-def _measured(
-    row: Row, unit: str, *, first: Sequence[str] = FIRST_METRICS
-) -> list[tuple[str, float]]:
-    """Measured numbers of a row of a curve: those of ``first``, then others by name."""
-    rank = {name: place for place, name in enumerate(first)}
-    names = [name for name in row if name not in COORDINATES and name != unit]
-    names.sort(key=lambda name: (rank.get(name, len(rank)), name))
+def _measured(row: Row, unit: str) -> list[tuple[str, float]]:
+    """Measured numbers of a row of a curve, by name."""
+    names = sorted(row.keys() - {*COORDINATES, unit})
     return [(name, float(row[name])) for name in names if isinstance(row[name], int | float)]
 
 
 def evaluation_rows(record: Record) -> list[dict[str, Any]]:
-    """Scores of a record, and means over its tasks with a known chance level.
-
-    One mean over the Open LLM Leaderboard's tasks where all of them were scored, one over the rest.
-    """
+    """Scores of a record, and the mean of the Open LLM Leaderboard where all its tasks have one."""
     if record.evaluation is None:
         return []
     rows = [score.model_dump(include={*Score.model_fields}) for score in record.evaluation.scores]
-    accuracies = [
-        row
-        for row in rows  # a metric's name may have a filter: "acc,none"
-        if row["metric"].split(",")[0] in ACCURACY_METRICS and row["value"] is not None
-    ]
-    whole = whole_tasks(row["task"] for row in accuracies)
-    by_task: dict[str, dict[str, Any]] = {}
-    for row in accuracies:
-        if row["task"] in whole and row["chance"] is not None:
-            wanted = LEADERBOARD.get(row["task"], row["metric"])
-            if row["metric"] == wanted:
-                by_task.setdefault(row["task"], row)
-    ours = [row for task, row in by_task.items() if task not in LEADERBOARD]
-    theirs = [row for task, row in by_task.items() if task in LEADERBOARD]
-    if ours:
-        rows.append({"task": "average", "metric": "accuracy_mean", **average(ours)})
+    wanted = [row for row in rows if LEADERBOARD.get(row["task"]) == row["metric"]]
+    theirs = [row for row in wanted if row["value"] is not None]
     if len(theirs) == len(LEADERBOARD):
         rows.append({"task": "leaderboard", "metric": "leaderboard_mean", **average(theirs)})
     return rows
-
-
-def whole_tasks(names: Iterable[str]) -> set[str]:
-    """The names without parts of a group: ``blimp`` stands for ``blimp_wh_island``."""
-    names = set(names)
-    return {
-        name
-        for name in names
-        if not any(name != group and name.startswith(f"{group}_") for group in names)
-    }
 
 
 def average(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ holds
 ``prepare(data, *, out, offline)``
     Writes ``meta.json`` (with a ``hash``) and what belongs to it into ``out``.
 ``EVALUATION``
-    Module with ``evaluate(model_dir, data_dir, suite, *, out, mirror)``, which writes
+    Module with ``evaluate(model_dir, data_dir, suite, *, out, mirror, cache)``, which writes
     ``eval.json``.
 
 A study's grid names its task by ``task``; without it, the model's file does, by ``TASK``.

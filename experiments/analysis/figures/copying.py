@@ -1,6 +1,5 @@
-"""Validation loss against copying: nats per token that a passage costs less when it is read again.
-Each point is one run; lower is better. Decoders of a million weights learn to copy late, and their
-loss follows it."""
+"""Validation loss against copying from the context: nats per token that a passage costs less when
+it is read again. Each point is one run; lower is better. Titles give the tokens of training."""
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -28,14 +27,15 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     if not shown:
         style.say_empty(axes[0], "No finished run was scored for copying.")
     for panel, workload in zip(axes, shown, strict=False):
-        groups = tidy.in_workload(rows, workload).groupby(["method", "sparsity"])
+        runs = tidy.in_workload(rows, workload)
+        groups = runs.groupby(["method", "sparsity"])
         names = [looks[method].name for (method, _), _ in groups]
         for at, ((method, sparsity), own) in enumerate(groups):
             look = looks[method]
             color = style.shade(look.color, names[:at].count(look.name), names.count(look.name))
             label, x, y = looks.treatment(method, sparsity), own["copying"], own["value"]
             panel.plot(x, y, ls="", color=color, marker=look.marker, label=label)
-        panel.set_title(str(workload))
+        panel.set_title(style.title(workload, style.tokens(runs, study)))
         panel.set_xlabel("copying, nats per token")
         panel.set_ylabel("validation loss, nats per token")
         panel.legend(fontsize=7)

@@ -1,5 +1,5 @@
 """Accuracy gained over the dense model, against training FLOPs: up is better. Stars are published,
-other marks ours with 95% intervals; those at 1x stand apart to be seen. Below: another recipe,
+other marks ours with 95% intervals; those at 1x are shifted sideways. Below: another recipe,
 mean over widths (32 epochs: width 8)."""
 
 from collections.abc import Iterable
@@ -146,7 +146,7 @@ def _by_flops(axes: Axes, table: pd.DataFrame) -> None:
         )
         shown.add(label)
     for name, flops, gain in stars():
-        axes.plot(flops, gain, "*", color="#D55E00", ms=11)
+        axes.plot(flops, gain, "*", color=INK, ms=11)
         axes.annotate(name, (flops, gain), (-8, 0), textcoords="offset points", fontsize=7,
                       ha="right", va="center")  # fmt: skip
     axes.set_xscale("log")

@@ -31,9 +31,8 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
     """One panel per model and dataset, the one of most tokens first."""
     rows, looks = data(records, curves, study), Methods(study)
-    millions = {run.id: getattr(run.spec.recipe, "tokens", 0) / 1e6 for run in study.runs}
     budgets = {
-        workload: sorted({millions[run] for run in tidy.in_workload(rows, workload)["run"]})
+        workload: style.tokens(tidy.in_workload(rows, workload), study)
         for workload in tidy.workloads(rows)
     }
     workloads = sorted(budgets, key=lambda workload: -budgets[workload][-1])
@@ -42,7 +41,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         style.say_empty(axes[0], "No model has finished runs at two sparsities.")
     for panel, workload in zip(axes, workloads, strict=False):
         _draw_panel(panel, tidy.in_workload(rows, workload), looks)
-        panel.set_title(f"{workload}, {' or '.join(f'{m:.3g}' for m in budgets[workload])}M tokens")
+        panel.set_title(style.title(workload, budgets[workload]))
     return figure
 
 

@@ -1,6 +1,6 @@
-"""Sparse minus dense pre-training, by sparsity: up is better. Above: published BLEU, with
-deviations over seeds. Below: our test loss, with 95% intervals. FLOPs are of both phases,
-as a share of dense."""
+"""Sparse minus dense pre-training, by sparsity: up is better. Published BLEU with deviations
+over seeds; our BLEU and test loss with 95% intervals. FLOPs are of both phases, as a share of
+dense."""
 
 import math
 from typing import Any
@@ -18,7 +18,9 @@ from experiments.specs.schema import PlannedStudy
 from experiments.store import tidy
 
 LOSS = Outcome(metric="loss", split="test", unit="nats", better="lower", noun="test loss")
-COLUMNS = ["whose", "model", "data", "sparsity", "gain", "low", "high", "flops"]
+BLEU = Outcome(metric="bleu", split="test", unit="BLEU", better="higher", noun="BLEU")
+COLUMNS = ["panel", "model", "data", "sparsity", "gain", "low", "high", "flops"]
+PANELS = {"Published: BLEU": INK, "Here: BLEU": "#0072B2", "Here: test loss": "#0072B2"}
 METHODS = {"spdf-50": 0.5, "spdf-75": 0.75, "scratch": 1.0}
 #: Of both phases, as a share of dense, by sparsity.
 PUBLISHED_FLOPS = {0.5: 0.601, 0.75: 0.401}
@@ -26,8 +28,9 @@ DENSE = "dense-dense"
 
 
 def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd.DataFrame:
-    """Published BLEU of GPT-3 XL and our test loss, each minus dense; sparsity 1: from scratch."""
-    return pd.DataFrame([*_published(), *_ours(records, study)], columns=COLUMNS)
+    """BLEU of GPT-3 XL, our BLEU and loss, each minus dense, by panel; sparsity 1: from scratch."""
+    ours = [row for outcome in (BLEU, LOSS) for row in _ours(records, study, outcome)]
+    return pd.DataFrame([*_published(), *ours], columns=COLUMNS)
 
 
 def _published() -> list[dict[str, Any]]:
@@ -45,14 +48,14 @@ def _published() -> list[dict[str, Any]]:
         for row in own[own["s"] > 0].itertuples():
             gain, half = row.bleu - dense["bleu"], math.hypot(row.sd, dense["sd"])
             ends = (gain, gain - half, gain + half)
-            values = ("published", "GPT-3 XL", task, row.s, *ends, PUBLISHED_FLOPS[row.s])
+            values = ("Published: BLEU", "GPT-3 XL", task, row.s, *ends, PUBLISHED_FLOPS[row.s])
             found.append(dict(zip(COLUMNS, values, strict=True)))
     return found
 
 
-def _ours(records: pd.DataFrame, study: PlannedStudy) -> list[dict[str, Any]]:
+def _ours(records: pd.DataFrame, study: PlannedStudy, outcome: Outcome) -> list[dict[str, Any]]:
     evidence = gather([study], [records])
-    values, found = evidence.values(LOSS), []
+    values, found = evidence.values(outcome), []
     runs = evidence.runs[evidence.runs["run"].isin(values.index)]
     runs = runs.assign(total=runs["run"].map(tidy.executed_flops(records, study)))
     for (model, task, _), own in runs.groupby(["model", "dataset", "budget"], sort=False):
@@ -61,20 +64,18 @@ def _ours(records: pd.DataFrame, study: PlannedStudy) -> list[dict[str, Any]]:
         for method, sparsity in METHODS.items():
             if method in arms and DENSE in arms:
                 e = estimate(cells, [(arms[method], arms[DENSE])])
-                row = ("here", model, task, sparsity, e.effect, e.low, e.high)
+                row = (f"Here: {outcome.noun}", model, task, sparsity, e.effect, e.low, e.high)
                 share = totals[method] / totals[DENSE]
                 found.append(dict(zip(COLUMNS, (*row, share), strict=True)))
     return found
 
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
-    """Published BLEU beside our loss."""
+    """Published BLEU, our BLEU and our loss, one below the other."""
     table = data(records, curves, study)
-    figure, panels = style.panels(2, height=2.6)
-    shown = {"published": "BLEU", "here": "test loss"}
-    colors = {"published": "#D55E00", "here": "#0072B2"}
-    for axes, (whose, outcome) in zip(panels, shown.items(), strict=True):
-        rows = table[table["whose"] == whose]
+    figure, panels = style.panels(len(PANELS), height=2.3)
+    for axes, (panel, color) in zip(panels, PANELS.items(), strict=True):
+        rows, is_theirs = table[table["panel"] == panel], panel.startswith("Published")
         for place, ((model, task), own) in enumerate(rows.groupby(["model", "data"], sort=False)):
             axes.errorbar(
                 100 * own["sparsity"] + 1.6 * place,
@@ -82,22 +83,23 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
                 yerr=[own["gain"] - own["low"], own["high"] - own["gain"]],
                 ls="",
                 marker="sD^ovP*X"[place],
-                color=colors[whose],
+                color=color,
                 capsize=2,
                 label=f"{model}, {task}",
             )
         axes.axhline(0, color=INK, lw=0.8)
-        ticks = {}
-        for level, own in rows.groupby("sparsity"):
+        ticks = {50: "50%", 75: "75%", 100: "no pre-\ntraining"}
+        for level, own in rows[rows["sparsity"] < 1].groupby("sparsity"):
             ends = dict.fromkeys(f"{end:.2f}" for end in (own["flops"].min(), own["flops"].max()))
-            ticks[100 * level] = f"{100 * level:g}%\nFLOPs {' to '.join(ends)}"
-        ticks |= {100: "no pre-\ntraining"} if 100 in ticks else {}
+            ticks[100 * level] += f"\nFLOPs {' to '.join(ends)}"
         axes.set_xticks([*ticks], [*ticks.values()])
-        axes.set_xlim(35, max(90, *ticks, 0) + 10)
-        axes.set_xlabel("sparsity of pre-training")
-        axes.set_ylabel("BLEU" if whose == "published" else "nats (axis reversed)")
-        axes.set_title(f"{whose.capitalize()}: {outcome} minus dense, up is better")
-    panels[1].invert_yaxis()  # less loss is better
-    for axes in panels:
-        axes.legend(fontsize=7, handlelength=1.2)
+        axes.set_xlim(45, 110)
+        axes.set_ylabel(panel.split(": ")[1] if "BLEU" in panel else "nats (axis reversed)")
+        axes.set_title(f"{panel} minus dense, up is better")
+        if len(rows):
+            axes.legend(
+                fontsize=7, handlelength=1.2, loc="lower right" if is_theirs else "lower left"
+            )
+    panels[-1].invert_yaxis()  # less loss is better
+    panels[-1].set_xlabel("sparsity of pre-training")
     return figure

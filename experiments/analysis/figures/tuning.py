@@ -30,7 +30,7 @@ def data(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     settings = [_settings(specs[run]) for run in rows["run"]]
     columns = ["run", "model", "dataset", "method", "sparsity", "seed", "metric", "value"]
     rows = tidy.by_masks(rows, curves)[columns].reset_index(drop=True)
-    names = ["learning rate", "drop fraction", "update interval", "steps"]
+    names = ["learning rate", "drop fraction", "update interval", "steps", "precision"]
     rows = rows.join(pd.DataFrame(settings, columns=names))
     looks = Methods(study)
     rows["algorithm"] = [looks.settings_of(method) for method in rows["method"]]
@@ -48,7 +48,8 @@ def _settings(spec: RunSpec) -> tuple[Any, ...]:
     drop = spec.mask_setting("drop_fraction")
     drop = drop["init"] if isinstance(drop, dict) else drop
     interval = spec.mask_setting("update", "freq")
-    return spec.recipe.learning_rate, drop, interval, spec.recipe.steps
+    recipe = spec.recipe
+    return recipe.learning_rate, drop, interval, recipe.steps, recipe.precision
 
 
 def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Figure:
@@ -87,9 +88,9 @@ def _draw_panel(panel: Axes, own: pd.DataFrame, looks: Methods) -> None:
         labels.append((means.iloc[-1], _title(looks, method, line.iloc[0], own), color))
     panel.set_xscale("log")
     rates = _apart(own["learning rate"].unique())
-    panel.set_xticks(rates, [f"{1000 * rate:g}" for rate in rates])
+    panel.set_xticks(rates, [f"{rate:g}" for rate in rates])
     panel.minorticks_off()
-    panel.set_xlabel("peak learning rate, thousandths")
+    panel.set_xlabel("peak learning rate")
     panel.set_ylabel(UNITS[own["metric"].iloc[0]])
     style.label_ends(panel, labels)
 

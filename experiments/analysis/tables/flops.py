@@ -40,7 +40,8 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
             look = looks[method]  # a source names the algorithm alone where that says it all
             names = [look.name, look.algorithm if look.is_plain and not look.family else method]
             names += ["static uniform"] if look.algorithm == "static" else []
-            row["FLOPs ratio (published)"] = _published(source, names, sparsity)
+            if (known := study.methods.get(method)) is None or known.starts_from is None:
+                row["FLOPs ratio (published)"] = _published(source, names, sparsity)
             row["runs"] = " ".join(own["run"].drop_duplicates())
             rows.append(row)
     table = pd.DataFrame(rows, columns=COLUMNS)

@@ -8,8 +8,8 @@ from experiments.specs.schema import PlannedStudy
 
 EVERY_RECIPE = True
 COLUMNS = ["model", "dataset", "method", "sparsity", "learning rate", "drop fraction"]
-COLUMNS += ["update interval", "steps", "seed", "perplexity", "BLEU", "above best"]
-COLUMNS += ["taken by", "runs"]
+COLUMNS += ["update interval", "steps", "precision", "seed", "perplexity", "BLEU"]
+COLUMNS += ["above best", "taken by", "runs"]
 #: The evaluation task whose BLEU is of the validation split.
 VALIDATION_TASK = "data_to_text_validation"
 
@@ -28,6 +28,5 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     judged = "loss" if set(trials["metric"]) == {"loss"} else "perplexity"
     table = table.drop(columns="method").rename(columns={"algorithm": "method", "value": judged})
     columns = [judged if name == "perplexity" else name for name in COLUMNS]
-    if table["BLEU"].isna().all():
-        columns.remove("BLEU")
+    columns = [name for name in columns if name != "BLEU" or table["BLEU"].notna().any()]
     return table[columns]

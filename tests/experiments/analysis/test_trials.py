@@ -41,6 +41,9 @@ def test_what_is_taken_is_what_the_committed_runs_trained_with():
     assert found[("llama-0.2m", "e2e-nlg", "dense-dense")] == [
         (0.02, 225, "spdf"),
     ]  # fmt: skip
+    # By the first phase's masks too: each of these rates is another arm's.
+    assert found[("llama-1m", "e2e-nlg", "dense-dense")] == [(0.005, 750, "spdf")]
+    assert found[("llama-1m", "e2e-nlg", "spdf-75")] == [(0.0025, 750, "spdf")]
     assert ("llama-0.2m", "webnlg-2017", "dense-dense") not in found  # no study has it
     # Evidence by another recipe that its study shows, at twice the steps and in bfloat16.
     found = taken_rates("sparse_ift_vision_tuning")

@@ -85,15 +85,11 @@ def test_facts_come_from_the_spec_and_the_loss_from_more_of_the_split(made):
     assert facts.values.tolist() == [["gmp", "wide", 0.875, seed, "mine"]]
 
 
-def test_means_add_variances_count_a_group_once_and_the_leaderboard_apart(made):
+def test_means_add_variances_and_the_leaderboard_takes_its_own_tasks_and_metrics(made):
     mean = average([scored("a", 0.4, 0.5, stderr=0.03), scored("b", 0.6, stderr=0.04)])
     assert mean["value"] == pytest.approx(0.5)
     assert mean["stderr"] == pytest.approx(0.025)
     assert mean["chance"] == pytest.approx(0.375)
-    pairs = [scored("blimp_a", 0.1, 0.5), scored("blimp_b", 0.3, 0.5), scored("blimp", 0.2, 0.5)]
-    rows = rows_of(made[0], [*pairs, scored("arc_easy", 0.4), scored("lambada", 0.9, None)])
-    assert rows.loc["accuracy_mean", "value"] == pytest.approx(0.3)
-    assert rows.loc["accuracy_mean", "chance"] == pytest.approx(0.375)
     scores = [
         scored("arc_challenge", 0.9),
         scored("arc_challenge", 0.1, metric="acc_norm", truncated_fraction=1.0),
@@ -104,8 +100,6 @@ def test_means_add_variances_count_a_group_once_and_the_leaderboard_apart(made):
     rows = rows_of(made[0], scores)
     assert rows.loc["leaderboard_mean", "value"] == pytest.approx(0.3)
     assert rows.loc["leaderboard_mean", "truncated_fraction"] == pytest.approx(0.4)
-    assert rows.loc["accuracy_mean", "value"] == pytest.approx(0.7)
-    assert rows.loc["accuracy_mean", "truncated_fraction"] == 0.0
     assert "leaderboard_mean" not in rows_of(made[0], scores[:-2]).index
 
 
