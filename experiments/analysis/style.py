@@ -152,14 +152,14 @@ def say_empty(axes: Axes, sentence: str) -> None:
         figure.set_figheight(0.5 * len(figure.axes))
 
 
-def label_ends(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
+def label_ends(axes: Axes, labels: Sequence[tuple[float, str, Method]]) -> None:
     """Name lines at their right ends, moved apart where they would overlap.
 
     A figure whose panels are too low for that many names becomes higher.
 
     Args:
         axes: Panel with its final y limits.
-        labels: (y of the line's end, text, colour of the line) per line.
+        labels: (y of the line's end, text, its look) per line.
     """
     low, high = axes.yaxis.get_transform().transform(np.array(axes.get_ylim(), float))
     figure = cast(Figure, axes.figure)
@@ -172,10 +172,9 @@ def label_ends(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
     ordered = sorted(labels, key=lambda label: label[0])
     places = axes.yaxis.get_transform().transform(np.array([y for y, _, _ in ordered], float))
     spots = spread([(y - low) / (high - low) if high > low else 0.5 for y in places], gap)
-    for (_, text, color), y in zip(ordered, spots, strict=True):
-        axes.plot(
-            [1.012, 1.035], [y, y], transform=axes.transAxes, color=color, lw=3, clip_on=False
-        )
+    for (_, text, look), y in zip(ordered, spots, strict=True):
+        axes.plot([1.01, 1.025, 1.04], [y] * 3, transform=axes.transAxes, color=look.color,
+                  marker=look.marker, markevery=[1], clip_on=False)  # fmt: skip
         axes.text(1.05, y, text, transform=axes.transAxes, va="center",
                   fontsize=matplotlib.rcParams["xtick.labelsize"])  # fmt: skip
 

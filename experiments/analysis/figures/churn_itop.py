@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.analysis import style
-from experiments.analysis.methods import Methods
+from experiments.analysis.methods import Method, Methods
 from experiments.specs.schema import PlannedStudy
 from experiments.store import tidy
 
@@ -42,14 +42,14 @@ def draw_panel(panel: Axes, rows: pd.DataFrame, looks: Methods, title: str) -> b
         style.say_empty(panel, f"No run has logged its {title.lower()}.")
         return False
     coordinate, name = style.progress(rows)
-    labels: list[tuple[float, str, str]] = []
+    labels: list[tuple[float, str, Method]] = []
     for (method, sparsity), group in rows.groupby(["method", "sparsity"], sort=False):
         look, width = looks[method], max(1.0, 2.6 - 0.4 * len(labels))  # earlier lines stay visible
         style.seed_lines(panel, group, coordinate, look.color)
         mean = style.mean_by(group, coordinate)
         style.method_line(panel, mean[coordinate], mean["value"], look, lw=width)
         text = looks.treatment(method, sparsity)
-        labels.append((mean["value"].iloc[-1], text, look.color))
+        labels.append((mean["value"].iloc[-1], text, look))
     panel.set_ylim(bottom=0)
     style.label_ends(panel, labels)
     panel.set_title(title)

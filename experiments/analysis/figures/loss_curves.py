@@ -51,7 +51,7 @@ def draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods) -> None:
         if low == low:
             ends, place = [max(low, 0.0), high], last[coordinate].mean()
             axes.plot([place, place], ends, color=look.color, lw=1.4)
-        labels.append((middle, looks.treatment(method, sparsity), look.color))
+        labels.append((middle, looks.treatment(method, sparsity), look))
     # The first steps fall from the loss of a uniform guess and would flatten everything else.
     late = rows[rows["step"] > 0.15 * rows["step"].max()]
     upper, lower = late["value"].quantile(0.95), rows["value"].min()

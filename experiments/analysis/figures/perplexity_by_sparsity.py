@@ -53,7 +53,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods) -> None:
         axes.axhline(mean, color=look.color, lw=1)
         if low == low:
             axes.axhspan(low, high, color=look.color, alpha=0.12, lw=0)
-        labels.append((mean, look.name, look.color))
+        labels.append((mean, look.name, look))
     sparse = rows[rows["sparsity"] > 0]
     lefts = 1 / (1 - sparse["sparsity"])
     step = (lefts.max() / lefts.min()) ** ASIDE
@@ -69,7 +69,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: Methods) -> None:
                 axes.plot([x, x], [low, high], color=look.color, lw=1.6)
             points.append((x, mean))
         axes.plot(*zip(*points, strict=True), color=look.color, marker=look.marker, ms=6, lw=1.2)
-        labels.append((points[-1][1], look.name, look.color))
+        labels.append((points[-1][1], look.name, look))
     levels = sorted(sparse["sparsity"].unique())
     axes.set_xscale("log")
     axes.set_xticks([1 / (1 - level) for level in levels], [f"{100 * s:g}%" for s in levels])

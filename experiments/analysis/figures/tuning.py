@@ -2,6 +2,7 @@
 lines join means. Large markers: settings that a study trains with. Lower is better."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -73,19 +74,17 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
 def _draw_panel(panel: Axes, own: pd.DataFrame, looks: Methods) -> None:
     colors, labels = _colors(own, looks), []
     for (method, sparsity), group in own.groupby(["method", "sparsity"], sort=False):
-        first = looks.settings_of(method)
-        look, line = looks[first], group.sort_values("learning rate")
-        color = colors[method, sparsity]
-        # Of the same sparsity as the first, it has other mask settings.
-        other = method != first and looks[method].sparsity == looks[first].sparsity
-        dashes = "--" if other else "-"
+        look = replace(looks[method], color=colors[method, sparsity])
+        line = group.sort_values("learning rate")
         means = line.groupby("learning rate")["value"].mean()
-        panel.plot(means.index, means, dashes, color=color, lw=1.3)
-        panel.plot(line["learning rate"], line["value"], ls="", color=color,
-                   marker=look.marker, ms=4)  # fmt: skip
+        first = looks.settings_of(method)
+        # Of the same sparsity as the first, it has other mask settings.
+        other = method != first and look.sparsity == looks[first].sparsity
+        panel.plot(means.index, means, "--" if other else "-", color=look.color, lw=1.3)
+        panel.plot(line["learning rate"], line["value"], look.marker, color=look.color, ms=4)
         taken = line[line["taken by"] != ""]
-        panel.plot(taken["learning rate"], taken["value"], look.marker, color=color, ms=9)
-        labels.append((means.iloc[-1], _title(looks, method, line.iloc[0], own), color))
+        panel.plot(taken["learning rate"], taken["value"], look.marker, color=look.color, ms=9)
+        labels.append((means.iloc[-1], _title(looks, method, line.iloc[0], own), look))
     panel.set_xscale("log")
     rates = _apart(own["learning rate"].unique())
     panel.set_xticks(rates, [f"{rate:g}" for rate in rates])
