@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from scipy import special
 
 
 class Estimate(NamedTuple):
@@ -43,15 +44,7 @@ class Images:
     @cached_property
     def log_probabilities(self) -> np.ndarray:
         """(N, K)."""
-        shifted = self.logits - self.logits.max(1, keepdims=True)
-        return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
-
-    @cached_property
-    def ranks(self) -> np.ndarray:
-        """Number of classes before the right one, (N,); of equal ones the first comes first."""
-        own = self.logits[np.arange(len(self.labels)), self.labels][:, None]
-        earlier = np.arange(self.logits.shape[1])[None] < self.labels[:, None]
-        return ((self.logits > own) | ((self.logits == own) & earlier)).sum(1)
+        return special.log_softmax(self.logits, axis=1)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from collections.abc import Iterator
@@ -14,20 +13,15 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from experiments import data, machine
-from experiments.errors import CannotWrite, UserError, reason
+from experiments.errors import CannotWrite, reason
 from experiments.specs.run import RunSpec
 from experiments.store.io import read_cache
 from experiments.training import summary
 from experiments.training.state import Saved
 from experiments.training.trainer import Trainer, say
 
-_ASKED = os.environ.get("SPARSE_SAVE_EVERY_S") or "15"
-if not re.fullmatch(r"\d+(\.\d*)?", _ASKED):
-    raise UserError(
-        f"SPARSE_SAVE_EVERY_S is {_ASKED!r}, but must be a number of seconds, such as 15"
-    )
-#: Seconds between two saved states; the variable is for steps of unusual length, and for tests.
-SAVE_EVERY_S = float(_ASKED)
+#: Seconds between two saved states; the variable is for tests.
+SAVE_EVERY_S = float(os.environ.get("SPARSE_SAVE_EVERY_S") or 15)
 #: A state that takes long to save is saved less often: saving takes at most this share of the time.
 SAVE_SHARE = 0.05
 STATUS_EVERY_S = 5.0

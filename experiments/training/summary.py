@@ -18,15 +18,14 @@ if TYPE_CHECKING:
 
 
 def flops(trainer: Trainer, measured: dict[str, Any]) -> dict[str, int]:
-    """FLOPs so far, and of a dense step, as the library counts them.
+    """FLOPs so far, and those of the same steps without masks, as the library counts them.
 
     Args:
         measured: `Trainer.measure`; empty for a dense run.
     """
-    step, dense_step = trainer.progress.step, trainer.flops.training_step()
-    dense = step * dense_step
+    dense = trainer.progress.step * trainer.flops.training_step()
     executed = measured["flops"]["run"] if measured else dense
-    return {"executed": executed, "dense_equivalent": dense, "dense_step": dense_step}
+    return {"executed": executed, "dense_equivalent": dense}
 
 
 def train_row(trainer: Trainer, loss: float) -> dict[str, Any]:

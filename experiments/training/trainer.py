@@ -99,11 +99,10 @@ class Trainer:
         self.transform: dict[str, Any] | None = None
         if spec.transform is not None:
             self.dense_config = self.model.config.to_dict()
-            dense_step = self.task.flops(self.model).training_step()
             arguments = {**spec.transform.to_json(), **self.task.input_size}
             with refusals(f"the transform of {spec.id}"):
                 self.model, masks, report = ift.transform(self.model, **arguments)
-            self.transform = {**report.summary(), "dense_step": dense_step}
+            self.transform = report.summary()
         self.flops = self.task.flops(self.model)
         self.model = self.model.to(self.device)
         config = spec.mask_config(masks)

@@ -57,13 +57,11 @@ def prose_pairs(documents: Sequence[str]) -> list[dict[str, str]]:
     The order makes the first ``n`` pairs a fair sample of the whole text.
 
     Returns:
-        Rows with ``good``, ``bad`` and ``kind`` ("word order").
+        Rows with ``good`` and ``bad``.
     """
     ordered = sorted(set(sentences(documents)), key=_digest)
     changed = ((sentence, swap(sentence)) for sentence in ordered)
-    return [
-        {"good": good, "bad": bad, "kind": "word order"} for good, bad in changed if bad is not None
-    ]
+    return [{"good": good, "bad": bad} for good, bad in changed if bad is not None]
 
 
 def _digest(text: str) -> bytes:
