@@ -18,7 +18,7 @@ from sparse_lib.core.algorithm import SparsityAlgorithm
 from sparse_lib.core.group import Filter, Group
 from sparse_lib.core.registry import algorithm_classes, constructor_keys, incomplete_classes
 from sparse_lib.layers import default_filter
-from sparse_lib.schedules import HyperParameterSchedule
+from sparse_lib.schedules import Constant, HyperParameterSchedule
 
 _OWN_KEYS = ("algorithm", "schedule", "param_filter")
 
@@ -96,13 +96,8 @@ def _unwrap(config: Any) -> Any:
     """Take off what surrounds a config: ``sparsity``, ``groups`` or a whole trainer's settings."""
     while isinstance(config, Mapping):
         if "trainer" in config:
-            init = _mapping(_mapping(config["trainer"], "trainer").get("init"), "trainer.init")
-            close = difflib.get_close_matches("sparsity", map(str, init), 1, 0.7)
-            if "sparsity" not in init and close:
-                raise SettingError(
-                    f"{close[0]!r} is no key of trainer.init; did you mean 'sparsity'?"
-                )
-            config = init.get("sparsity")
+            init = _inner(config["trainer"], "trainer", "init")
+            config = _inner(init, "trainer.init", "sparsity")
         elif set(config) == {"sparsity"} and _is_config(config["sparsity"]):
             config = config["sparsity"]
         elif "groups" in config:
@@ -117,6 +112,15 @@ def _unwrap(config: Any) -> Any:
         else:
             break
     return config
+
+
+def _inner(value: Any, key: str, name: str) -> Any:
+    """What stands under a name in a dict, None if nothing does; refuses a misspelt name."""
+    inside = _mapping(value, key)
+    close = difflib.get_close_matches(name, map(str, inside), 1, 0.7)
+    if name not in inside and close:
+        raise SettingError(f"{close[0]!r} is no key of {key}; did you mean {name!r}?")
+    return inside.get(name)
 
 
 def _mapping(value: Any, key: str) -> Mapping[str, Any]:
@@ -158,7 +162,14 @@ def make_algorithm(config: Mapping[str, Any]) -> SparsityAlgorithm:
         if key not in allowed:
             hint = closest(key, {*allowed, *_OWN_KEYS, *chain(*DIALECTS)})
             raise SettingError(f"{key!r} is no key for algorithm {cls.__name__!r}; {hint}")
-    return build(cls, arguments, f"algorithm {name!r}")
+    made = build(cls, arguments, f"algorithm {name!r}")
+    for schedule in made.sparsity.schedules if "algorithm" not in config else ():
+        if not isinstance(schedule, Constant):
+            raise SettingError(
+                f"sparsity is {schedule!r}, which needs an algorithm that follows it, such as "
+                "'gmp'; without one masks are static, with the sparsity of step 0"
+            )
+    return made
 
 
 def _find(name: str) -> type[SparsityAlgorithm]:

@@ -324,6 +324,9 @@ def _warnings(
         notes.append(f"{row.name} has the role {role!r} and is sparsified.")
     if tied:
         notes.append(f"{row.name} is also {', '.join(tied)}: one tensor, one mask.")
+    got = 1 - row.num_nonzero / row.num_weights
+    if abs(got - row.sparsity) > 0.01 + 1 / row.num_weights:
+        notes.append(f"{row.name} gets a sparsity of {got:.2f} in place of {row.sparsity:.2f}.")
     smallest = max(row.shape[:2], default=1)
     fewest = row.num_nonzero
     if row.final_sparsity is not None and row.final_sparsity > row.sparsity:

@@ -140,6 +140,7 @@ class Driver:
             mistakes.warn_of_frozen(model, made)
             algorithm.put_first_masks(made)
             mistakes.warn_of_filled_zeros(params)
+            mistakes.warn_of_missed_sparsity(algorithm, made)
         for reason in told:
             warn(reason)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -53,7 +53,9 @@ class Group(Applied):
             self.add(*pair)
 
     def add(self, param_filter: Filter, algorithm: SparsityAlgorithm) -> None:
-        """Add a member after the others."""
+        """Add a member after the others; RuntimeError once the group was applied."""
+        if self.sparse_params:
+            raise RuntimeError("the Group was applied already; add members before apply(model)")
         if isinstance(algorithm, Group):
             raise ValueError("a Group cannot hold a Group; use extend")
         if not isinstance(algorithm, SparsityAlgorithm):
@@ -158,6 +160,10 @@ class Group(Applied):
                     if not any(fnmatchcase(other, glob) for other in known):
                         where = f"one of the globs given to {name}{_tied_to(glob, root)}"
                         warn(f"no parameter matches {glob!r}, {where}")
+            elif isinstance(param_filter, str):
+                taken = {id(module._parameters[n]) for own in parts for _, module, n in own}
+                if tie := _tied_to(param_filter, root, taken):
+                    warn(f"{param_filter!r} leaves a tied weight dense{tie}")
         return list(zip(self.algorithms, parts, strict=True))
 
     def register_target_sparsity_hook(self, hook: Callable) -> list[RemovableHandle]:
@@ -235,14 +241,20 @@ def _other_names(part: Iterable[tuple[str, nn.Module, str]], model: nn.Module) -
     return [WRAPPER.sub("", name) for name, parameter in named if id(parameter) in own]
 
 
-def _tied_to(param_filter: str | Sequence[str], model: nn.Module) -> str:
-    """The end of a sentence: which further name of a tied weight globs ask for; or nothing."""
+def _tied_to(
+    param_filter: str | Sequence[str], model: nn.Module, taken: Collection[int] = ()
+) -> str:
+    """The end of a sentence: which further name of a tied weight globs ask for; or nothing.
+
+    ``taken`` are the ids of parameters that filters match.
+    """
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         name = WRAPPER.sub("", name)
         own = first.setdefault(id(parameter), name)
         globs = [param_filter] if isinstance(param_filter, str) else param_filter
-        if own != name and any(fnmatchcase(name, glob) for glob in globs):
+        matches = own != name and any(fnmatchcase(name, glob) for glob in globs)
+        if matches and id(parameter) not in taken:
             return f"; {name!r} is tied to {own!r}, and filters see that name"
     return ""
 

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from sparse_lib.core.guard import guards
 from sparse_lib.core.parameter import FirstMask, SparseParameter, some, warn
 from sparse_lib.masks import shards
+from sparse_lib.masks.counts import num_true
 from sparse_lib.masks.shapers import NMScoreShaper
 from sparse_lib.schedules import LONG, Constant, Cosine, Cubic, Cycling, Polynomial
 
@@ -144,6 +145,25 @@ def warn_of_other_sparsity(member: SparsityAlgorithm) -> None:
                     f"sparsity is {asked}, but masks of {shaper.n}:{shaper.m} get {given:g}: of "
                     f"each {shaper.m} inputs at most {shaper.n} stay, a whole number of them"
                 )
+
+
+def warn_of_missed_sparsity(member: SparsityAlgorithm, first: Sequence[FirstMask]) -> None:
+    """Warn where blocks, groups or masks that were there leave another sparsity than asked for."""
+    shaper, schedules = member.score_shaper, member.sparsity.schedules
+    is_constant = all(isinstance(schedule, Constant) for schedule in schedules)
+    off = [
+        (sparse, target)
+        for sparse, target, mask in first
+        if not sparse.mask.is_meta and not isinstance(shaper, NMScoreShaper)
+        if target and is_constant and (shaper is not None or mask is None)
+    ]
+    total = sum(sparse.mask.numel() for sparse, _ in off)
+    asked = sum(sparse.mask.numel() * target for sparse, target in off)
+    got = total - sum(num_true(sparse.mask) for sparse, _ in off)
+    if abs(got - asked) > 0.01 * total + len(off):
+        why = f"{shaper!r} keeps whole parts" if shaper else "masks that are there are kept"
+        names = some([sparse.name for sparse, _ in off])
+        warn(f"the sparsity of {names} is {got / total:.2f}, not {asked / total:.2f}, since {why}")
 
 
 def unreached(algorithm: Applied, num_steps: int) -> list[str]:

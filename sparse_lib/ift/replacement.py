@@ -40,10 +40,10 @@ def transformable(
     """The layers that Sparse-IFT makes sparse, in the order of the model.
 
     These are the weights of role ``"block"``: not the first convolution, embeddings, norms and
-    output heads, nor what carries ``requires_dense``. Grouped (depthwise) convolutions stay dense
-    too: each of their outputs sums over a few weights only. A module that is used in several places
-    is one layer, chosen by any of its names. ``layers``, a glob on module names or several, choose
-    among these.
+    output heads, nor what carries ``requires_dense`` or is frozen. Grouped (depthwise) convolutions
+    stay dense too: each of their outputs sums over a few weights only. A module that is used in
+    several places is one layer, chosen by any of its names. ``layers``, a glob on module names or
+    several, choose among these.
 
     Raises:
         ValueError: If nothing is left; TypeError if ``layers`` is something else.
@@ -53,7 +53,8 @@ def transformable(
     if globs is not None and not is_list:
         raise TypeError(f"layers must be a glob or a list of globs, not {layers!r}")
     all_names, dense, found = module_names(model), required_dense(model), []
-    free = {n for n, p in model.named_parameters(remove_duplicate=False) if id(p) not in dense}
+    named = model.named_parameters(remove_duplicate=False)
+    free = {name for name, p in named if id(p) not in dense and p.requires_grad}
     for layer in describe(model):
         names = all_names[model.get_submodule(layer.name)]
         is_block = layer.is_matmul and layer.role == "block" and layer.groups == 1
@@ -65,7 +66,7 @@ def transformable(
         where = f" matches layers={list(globs)!r}" if globs is not None else ""
         raise ValueError(
             f"{type(model).__name__} has no layer to transform: none{where} that is neither input, "
-            "output, embedding, norm, grouped convolution nor empty"
+            "output, embedding, norm, grouped convolution, frozen nor empty"
         )
     return found
 
@@ -193,10 +194,19 @@ def sizes(dense: nn.Module) -> tuple[int, int]:
 
 
 def norm(dense: nn.Module, size: int) -> nn.BatchNorm2d | nn.LayerNorm:
-    """The norm inside a replacement: batch norm after convolutions, layer norm after others."""
+    """The norm inside a replacement: batch norm after convolutions, layer norm after others.
+
+    ValueError for a layer norm over one feature, which it makes a constant, or two, of which it
+    leaves the order.
+    """
     weight = dense.weight
     assert isinstance(weight, Tensor)
     kind = nn.BatchNorm2d if isinstance(dense, nn.Conv2d) else nn.LayerNorm
+    if kind is nn.LayerNorm and size < 3:
+        raise ValueError(
+            f"its inner layer norm would have {size} of the at least 3 features that it needs; "
+            "choose other layers with layers=[globs]"
+        )
     return kind(size, device=weight.device, dtype=weight.dtype)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import glob
 import numbers
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -91,7 +92,7 @@ def transform(
     size = _input_size(model, sequence_length, image_size)
     before, after = _count(model, size), _count_new(new, size)
     masks = float(sparsity) if budget == "layer" else _solve(before, after, names, budget)
-    config = {"param_filter": names, "sparsity": masks}
+    config = {"param_filter": [*map(glob.escape, names)], "sparsity": masks}
     targets = dict.fromkeys(names, masks)
     report = make_report(model, new, before, after, family, sparsity, targets, size or {})
     return new, config, report

@@ -108,6 +108,8 @@ ERK = {"type": "erk"}
         (of("rigl", sparsty=0.5), "'sparsity'"),
         ({"algorithm": "rigl"}, "sparsity"),
         ({"trainer": {"init": {"sparsty": {"sparsity": 0.5}}}}, "'sparsty'"),
+        ({"trainer": {"initt": {"sparsity": 0.5}}}, "'initt' is no key of trainer"),
+        ({"sparsity": [0.1, 0.9]}, "needs an algorithm that follows it"),
         (of("topkast", 0.8, backward_sparsity=0.9), "sparsity.*0.8.*0.9"),
         (of("topkast", regularization=-1), "regularization must be at least 0.*-1"),
         (of("granet", pruning="all"), "pruning"),

@@ -210,6 +210,10 @@ def test_misuse():
         sl.Group({"*": sl.Group()})
     with pytest.raises(TypeError, match="algorithms"):
         sl.Group({"*": 0.5})
+    applied = sl.Group({"*": sl.SET(0.5)})
+    applied.apply(nn.Linear(2, 2))
+    with pytest.raises(RuntimeError, match="add members before apply"):
+        applied.add("bias", sl.SET(0.5))
     for groups in ([1], [("*",)], [sl.Static(0.5)], ["ab"]):
         with pytest.raises(TypeError, match="takes a dict or .filter, algorithm. pairs, not"):
             sl.Group(groups)
@@ -333,5 +337,9 @@ def test_a_filter_of_a_tied_weight_s_second_name(param_filter):
     model = nn.ModuleDict({"emb": nn.Embedding(8, 4), "out": nn.Linear(4, 8, bias=False)})
     model["out"].weight = model["emb"].weight
     group = sl.Group([(param_filter, sl.SET(0.5))])
-    with pytest.raises(ValueError, match="'out.weight' is tied to 'emb.weight', and filters see"):
+    said = "'out.weight' is tied to 'emb.weight', and filters see"
+    with pytest.raises(ValueError, match=said):
         group.apply(model)
+    model["other"] = nn.Linear(4, 4)
+    with pytest.warns(UserWarning, match=f"leaves a tied weight dense; {said}"):
+        sl.Group({"o*.weight": sl.SET(0.5)}).apply(model)

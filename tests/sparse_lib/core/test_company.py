@@ -193,6 +193,21 @@ def test_zeros_of_pruned_weights_that_train_again_are_told():
     assert messages(sl.Static(0.5, "from_zeros", score_shaper="2:4").apply, model) == []
 
 
+@pytest.mark.parametrize(
+    ("size", "arguments", "share"),
+    [((8, 16), {"score_shaper": {"type": "block", "block": 32}}, "0.00, not 0.90, since Block"),
+     ((16, 8), {}, "0.50, not 0.90, since masks that are there")],
+)  # fmt: skip
+def test_a_sparsity_that_masks_do_not_get_is_told(size, arguments, share):
+    model = nn.Linear(*size, bias=False)
+    if not arguments:
+        model.register_buffer("weight_mask", torch.arange(128).reshape(8, 16) % 2 == 0)
+    (said,) = messages(sl.SET(0.9, update=5, **arguments).apply, model)
+    assert f"the sparsity of 'weight' is {share}" in said
+    planned = sl.plan(nn.Linear(*size, bias=False), sl.SET(0.9, update=5, **arguments))
+    assert any("0.00 in place of 0.90" in note for note in planned.warnings) == bool(arguments)
+
+
 @pytest.mark.parametrize("init_method", ["random", "from_zeros"])
 def test_frozen_weights_that_lose_values_are_told_while_others_train(init_method):
     model = network()

@@ -1,5 +1,6 @@
 """Sparse-IFT against its identities, its rounding bounds, and the sizes and counts published."""
 
+from collections import OrderedDict
 from functools import partial
 
 import pytest
@@ -321,6 +322,8 @@ class Reads(nn.Module):
         (mlp, "wide", 0.5, {}, "gpt2, llama, mobilenet_v2, resnet"),
         (mlp, "parallel", 0.2, {}, "'parallel'.*0.2.*at least 1/3"),
         (lambda: nn.Linear(1, 1), "doped", 0.5, {}, "'doped'.*rank 0.25.*rounds to 0"),
+        (lambda: nn.Linear(8, 1), "parallel", 0.5, {}, "layer norm would have 1 of the at least 3"),
+        (lambda: mlp().requires_grad_(False), "doped", 0.5, {}, "no layer.*frozen"),
         (lambda: nn.MultiheadAttention(8, 2), "doped", 0.5, {}, "'doped' cannot apply to layer"),
         (lambda: nn.Embedding(3, 4), "doped", 0.5, {}, "no layer"),
         (mlp, "doped", 0.5, {"layers": ["nope"]}, r"layers=\['nope'\]"),
@@ -402,3 +405,12 @@ def test_resnet18_for_cifar_wide(sparsity, width):
     assert head_row.ratio == new.config.hidden_sizes[-1] / 512
     _, _, report = ift.transform(model, "wide", sparsity, budget="dense", image_size=32)
     assert abs(report.flops_ratio - 1) <= 1e-3
+
+
+def test_a_name_with_brackets_gets_its_mask():
+    new, config, _ = ift.transform(
+        nn.Sequential(OrderedDict({"block[0]": nn.Linear(8, 8)})), "doped", 0.5
+    )
+    group = sl.configure(config)
+    group.apply(new)
+    assert [*group.sparse_params] == ["block[0].sparse.weight"]
