@@ -18,7 +18,6 @@ import yaml
 from pydantic import ValidationError
 
 from experiments import models, tasks
-from experiments.data.base import MAX_VOCABULARY, MIN_VOCABULARY
 from experiments.errors import UserError, did_you_mean, not_one_of
 from experiments.specs.code import ROOT
 from experiments.specs.schema import (
@@ -242,13 +241,6 @@ def check_workload(workload: Workload, *where: str) -> None:
         except ValidationError as error:
             fields = set(section.model_fields) - set(tasks.Recipe.PLANNED)
             raise UserError(_sentence(error, *where, key, known=fields)) from None
-    data, _ = workload.typed
-    size = getattr(data, "vocab_size", None)
-    if size is not None and not MIN_VOCABULARY <= size <= MAX_VOCABULARY:
-        raise UserError(
-            f"{'.'.join((*where, 'data.vocab_size'))} is {size}, but must be from "
-            f"{MIN_VOCABULARY} to {MAX_VOCABULARY}, since a tokenizer is trained on {data.name}"
-        )
 
 
 def _check_method(study: Study, name: str, method: Method) -> None:

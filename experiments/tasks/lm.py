@@ -14,6 +14,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_
 
 from experiments import data as datasets
 from experiments import models, tasks
+from experiments.data.base import MAX_VOCABULARY, MIN_VOCABULARY
 from experiments.errors import UserError
 from experiments.strict import Betas
 
@@ -32,7 +33,9 @@ MOST_WINDOWS, MOST_LOGITS = 32, 2**27
 class Data(tasks.Data):
     """A registered dataset and how it is cut into tokens."""
 
-    vocab_size: int = Field(ge=2, le=65536, description="tokens in the vocabulary")
+    vocab_size: int = Field(
+        ge=MIN_VOCABULARY, le=MAX_VOCABULARY, description="tokens in the vocabulary"
+    )
     context: int = Field(ge=2, description="tokens per training sequence")
     tokenizer: str | None = Field(
         None,

@@ -116,13 +116,11 @@ def generators(device: torch.device) -> dict[str, Any]:
 
 
 def set_generators(states: dict[str, Any], device: torch.device) -> None:
-    """Restore what `generators` returned; a generator that it lacks stays as it is."""
+    """Restore what `generators` returned; a device's generator that it lacks stays as it is."""
     torch.set_rng_state(states["rng"])
-    if "python_rng" in states:
-        random.setstate(states["python_rng"])
-    if "numpy_rng" in states:
-        name, keys, *rest = states["numpy_rng"]
-        np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    random.setstate(states["python_rng"])
+    name, keys, *rest = states["numpy_rng"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
     if "device_rng" in states and device.type in ("cuda", "mps"):
         getattr(torch, device.type).set_rng_state(states["device_rng"])
 

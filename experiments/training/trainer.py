@@ -164,7 +164,7 @@ class Trainer:
     def restore(self, state: dict[str, Any]) -> None:
         """Be where `state` was returned."""
         kept = state["execution"]
-        self.execute(kept if self.can_skip() else "dense", state.get("skip_costs"))
+        self.execute(kept if self.can_skip() else "dense", state["skip_costs"])
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.sparsity is not None:

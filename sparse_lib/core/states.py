@@ -103,9 +103,9 @@ def saved_tensors(
 def warn_of_changes(before: Any, now: Mapping[str, str | None], updates_masks: bool) -> None:
     """Warn where a state was saved under other schedules than those of the algorithm.
 
-    They are texts by name, None for functions of users; old states have the sparsity's alone.
+    They are texts by name, None for functions of users.
     """
-    saved = before if isinstance(before, Mapping) else {"sparsity": before}
+    saved = before if isinstance(before, Mapping) else {}
     stay = "masks go there at their next update" if updates_masks else "masks stay"
     then = {"sparsity": stay, "update": "masks are updated by the latter"}
     for key, own in now.items():

@@ -135,8 +135,8 @@ def test_a_vocabulary_that_no_tokenizer_can_be_trained_to_is_one_sentence(write)
         return write(change)
 
     assert error_of(ask(256)) == (
-        "sparsity_library.yaml: scales.smoke.0.data.vocab_size is 256, but must be from 257 to "
-        "65536, since a tokenizer is trained on wikipedia-start"
+        "sparsity_library.yaml: scales.smoke.0.data.vocab_size is 256: input should be greater "
+        "than or equal to 257"
     )
     for size in (257, 65536):
         folder = ask(size)
