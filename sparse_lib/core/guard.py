@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from sparse_lib.core.codes import Codes, is_quantized
@@ -43,6 +44,8 @@ def all_guards(model: nn.Module) -> list[MaskGuard]:
     return [guard for module in model.modules() for guard in guards(module).values()]
 
 
+# Guards by the id of the parameter that they hook.
+_BY_PARAM: weakref.WeakValueDictionary[int, MaskGuard] = weakref.WeakValueDictionary()
 _CHANGES: list[Callable[[], object]] = []
 
 
@@ -189,6 +192,7 @@ class MaskGuard:
         # After a swap torch has a new dict of hooks, and fires those of the one that is assigned.
         param._post_accumulate_grad_hooks = param._post_accumulate_grad_hooks
         self._hooked, self._hooked_contents = param, param._cdata
+        _BY_PARAM[id(param)] = self
 
     def select(self, tensor: Tensor | Codes) -> None:
         """Set a tensor of the mask's shape, dense, COO or in codes, to zero where the mask is."""
@@ -393,9 +397,19 @@ def _settle_assigned(module: nn.Module, name: str, param: nn.Parameter) -> None:
             guard._settle(param)  # of a state that is loaded, the mask comes next
 
 
+def _count_fused(optimizer: Optimizer, *_: Any) -> None:
+    """Raise versions of weights that a fused step wrote and does not mask; a hook of all steps."""
+    for group in optimizer.param_groups:
+        for param in group["params"] if group.get("fused") else ():
+            guard = _BY_PARAM.get(id(param)) if param.grad is not None else None
+            if guard is not None and getattr(guard.driver, "optimizer", None) is not optimizer:
+                torch.autograd.graph.increment_version(param)  # torch's other steps do
+
+
 @before_masks
-def _watch_assigned() -> None:
+def _watch_writes() -> None:
     register_module_parameter_registration_hook(_settle_assigned)
+    register_optimizer_step_post_hook(_count_fused)
 
 
 def _state_of(param: Tensor) -> tuple[int, ...]:

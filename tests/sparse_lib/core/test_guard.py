@@ -310,6 +310,20 @@ def test_weights_written_between_steps_are_masked_before_they_are_used(make, mod
     assert model[0].weight._version == version
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("name", ["srste", "topk", "topkast", "static"])
+def test_weights_obey_masks_after_steps_that_enforce_none(name, fused):
+    model = make_model()
+    optim = torch.optim.AdamW(model.parameters(), 0.1, fused=fused)
+    fit(model, optim, [torch.randn(2, 12)] * 2)
+    make(name).apply(model)
+    for _ in range(3):
+        fit(model, optim, [torch.randn(2, 12)])
+        assert model[0].weight[~model[0].weight_mask].any()
+        model(torch.randn(2, 12))
+        assert not model[0].weight[~model[0].weight_mask].any()
+
+
 class Listed(nn.Module):
     def __init__(self):
         super().__init__()

@@ -95,12 +95,13 @@ def test_a_state_that_does_not_fit_changes_nothing(change, sentence, grouped):
     assert same(algorithm.state_dict(), now)
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("grouped", [False, True])
-def test_a_forgotten_optimizer_is_missed_at_the_first_update(grouped):
+def test_a_forgotten_optimizer_is_missed_at_the_first_update(grouped, fused):
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     algorithm = sl.Group({"*": rigl()}) if grouped else rigl()
     algorithm.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, fused=fused)
     # A step is noticed in the forward pass after it: three steps are seen in the fourth round.
     assert messages(train, model, optimizer, 3) == []
     (message,) = messages(train, model, optimizer, 4)
@@ -109,11 +110,12 @@ def test_a_forgotten_optimizer_is_missed_at_the_first_update(grouped):
     assert messages(train, model, optimizer, 5) == []
 
 
-def test_another_optimizer_than_the_one_applied_to_is_missed():
+@pytest.mark.parametrize("fused", [False, True])
+def test_another_optimizer_than_the_one_applied_to_is_missed(fused):
     model = nn.Linear(8, 8)
     first = driven(algorithm := rigl(), model)
     train(model, first, 4)
-    second, mask = torch.optim.SGD(model.parameters(), 0.01), model.weight_mask.clone()
+    second, mask = torch.optim.SGD(model.parameters(), 0.01, fused=fused), model.weight_mask.clone()
     (message,) = messages(train, model, second, 30)
     assert torch.equal(model.weight_mask, mask) and algorithm.step == 4
     assert "its optimizer has taken no step since step 4" in message
@@ -123,9 +125,10 @@ def test_another_optimizer_than_the_one_applied_to_is_missed():
     assert algorithm.step == 34 and not torch.equal(model.weight_mask, mask)
 
 
-def test_inner_steps_of_another_optimizer_are_no_missed_ones():
+@pytest.mark.parametrize("fused", [False, True])
+def test_inner_steps_of_another_optimizer_are_no_missed_ones(fused):
     model = nn.Linear(8, 8)
-    outer, inner = driven(rigl(), model), torch.optim.SGD(model.parameters(), 0.01)
+    outer, inner = driven(rigl(), model), torch.optim.SGD(model.parameters(), 0.01, fused=fused)
     for _ in range(10):
         assert messages(train, model, inner, 5) == messages(train, model, outer, 1) == []
     outer = driven(rigl(), model := nn.Linear(8, 8), torch.optim.LBFGS, max_iter=30)
