@@ -320,8 +320,10 @@ class _Tracer(TorchDispatchMode):
     ) -> Any:
         name, operator = func._schema.name, func._overloadpacket
         if name == "aten::_local_scalar_dense":
-            # transformers checks whether the batch is one unpacked sequence; meta tensors have no
-            # values.
+            # Meta tensors have no values. A check is answered, as transformers asks whether the
+            # batch is one unpacked sequence; a number would decide how much work there is.
+            if args[0].dtype != torch.bool:
+                raise NotImplementedError("its code reads a number of a tensor")
             return True
         if any(getattr(arg, "is_meta", False) for arg in tree_leaves((args, kwargs))):
             # Beside these, what the model makes on a device of its own.

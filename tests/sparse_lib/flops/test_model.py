@@ -240,8 +240,13 @@ def test_inputs_are_made_up_for_the_first_layer_or_asked_for():
         def forward(self, x):
             return super().forward(x[x.sum(1).nonzero()[:, 0]])
 
-    with pytest.raises(ValueError, match="depends on the values of its input"):
-        count(Routed(3, 2), torch.ones(1, 3))
+    class Repeated(nn.Linear):
+        def forward(self, x):
+            return [super(Repeated, self).forward(x) for _ in range(int(x.max()))][-1]
+
+    for kind in (Routed, Repeated):
+        with pytest.raises(ValueError, match="depends on the values of its input"):
+            count(kind(3, 2), torch.ones(1, 3))
 
 
 @pytest.mark.parametrize(
