@@ -11,4 +11,9 @@ def make(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> pd
     """One row per device and fact."""
     facts = tidy.computed(study.scale, "device", "facts")
     facts["fact"] = facts["fact"].str.replace("_", " ")
+    cpu = tidy.computed(study.scale, "device", "machine").iloc[0]
+    known = [cpu["processor"], *(f"{key} {cpu[key]}" for key in ("family", "model") if key in cpu)]
+    facts["device"] = facts["device"].replace(
+        "This machine's CPU", f"This machine's CPU ({', '.join(known)})"
+    )
     return facts
