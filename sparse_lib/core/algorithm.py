@@ -25,7 +25,6 @@ from sparse_lib.core.applied import Applied, register_hook
 from sparse_lib.core.dense_gradients import DenseGradients
 from sparse_lib.core.driver import Found
 from sparse_lib.core.metrics import Work
-from sparse_lib.core.mistakes import warn_of_other_sparsity
 from sparse_lib.core.parameter import Clock, FirstMask, SparseParameter, find_parameters, warn
 from sparse_lib.core.states import check_state, warn_of_changes, warn_of_seed
 from sparse_lib.core.targets import Levels
@@ -123,7 +122,6 @@ class SparsityAlgorithm(Applied):
         self._score_shaper = make_score_shaper(score_shaper)
         self._init = make_init_method(init_method, compat=self.rules)
         self._levels = Levels(0.0 if sparsity is None else sparsity, distribution, rules=self.rules)
-        warn_of_other_sparsity(self)
         self.clock = Clock()
         self.num_updates = 0
         """Mask updates made; index of the random streams, where 0 is initialisation."""

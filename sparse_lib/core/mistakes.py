@@ -15,7 +15,6 @@ from sparse_lib.core.guard import guards
 from sparse_lib.core.parameter import FirstMask, SparseParameter, some, warn
 from sparse_lib.masks import shards
 from sparse_lib.masks.counts import num_true
-from sparse_lib.masks.shapers import NMScoreShaper
 from sparse_lib.schedules import LONG, Constant, Cosine, Cubic, Cycling, Polynomial
 
 if TYPE_CHECKING:
@@ -132,30 +131,15 @@ def warn_of_filled_zeros(params: Sequence[SparseParameter]) -> None:
             )
 
 
-def warn_of_other_sparsity(member: SparsityAlgorithm) -> None:
-    """Warn of a constant sparsity that N:M masks, of whole weights per group, cannot have."""
-    shaper = member.score_shaper
-    if not isinstance(shaper, NMScoreShaper):
-        return
-    for _, schedule in member.sparsity.entries:
-        if isinstance(schedule, Constant) and 0 < (asked := schedule.value):
-            given = 1 - shaper.count(asked, shaper.m, compat=member.rules) / shaper.m
-            if abs(given - asked) > 1e-6:
-                warn(
-                    f"sparsity is {asked}, but masks of {shaper.n}:{shaper.m} get {given:g}: of "
-                    f"each {shaper.m} inputs at most {shaper.n} stay, a whole number of them"
-                )
-
-
 def warn_of_missed_sparsity(member: SparsityAlgorithm, first: Sequence[FirstMask]) -> None:
     """Warn where blocks, groups or masks that were there leave another sparsity than asked for."""
     shaper, schedules = member.score_shaper, member.sparsity.schedules
     is_constant = all(isinstance(schedule, Constant) for schedule in schedules)
+    is_constant &= member.init_method != "from_zeros"
     off = [
         (sparse, target)
         for sparse, target, mask in first
-        if not sparse.mask.is_meta and not isinstance(shaper, NMScoreShaper)
-        if target and is_constant and (shaper is not None or mask is None)
+        if target and is_constant and not sparse.mask.is_meta and (shaper or mask is None)
     ]
     total = sum(sparse.mask.numel() for sparse, _ in off)
     asked = sum(sparse.mask.numel() * target for sparse, target in off)

@@ -186,8 +186,8 @@ def test_srigl_counts_no_dropped_weight_as_salient():
 def test_minima_and_sparsities_that_cannot_be_are_told():
     for kind, sparsity, options, words, each in (
         (sl.TopK, 0.5, {"min_per_output": 9}, "output is 9, but 'weight' has 8 weights in each", 2),
-        (sl.SRSTE, 0.3, {"score_shaper": "2:4"}, "0.3, but masks of 2:4 get 0.5: of each 4 in", 2),
-        (sl.Static, 0.8, {"score_shaper": "2:4"}, "0.8, but masks of 2:4 get 0.75: of each 4", 1),
+        (sl.SRSTE, 0.3, {"score_shaper": "2:4"}, "is 0.50, not 0.30, since NMScore", 2),
+        (sl.Static, 0.8, {"score_shaper": "2:4"}, "is 0.75, not 0.80, since NMScore", 1),
     ):
         layer = nn.Linear(8, 8, bias=False)
         with pytest.warns(UserWarning, match=words):
