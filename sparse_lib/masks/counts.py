@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -55,16 +56,17 @@ def allot(
     """Share a number out in proportion to ``strength * size``, none getting more than its room.
 
     What finds no room goes to the others in the same proportion; fractions are rounded by largest
-    remainder, of equal ones the first. Where the strengths of all with room are zero, they count as
-    equal. ``total`` is at most the sum of ``room``; sizes are 1 unless given. Where there is enough
-    for all that are not full, each of them gets ``least``.
+    remainder, of equal ones the first by name (2 before 10). Where the strengths of all with room
+    are zero, they count as equal. ``total`` is at most the sum of ``room``; sizes are 1 unless
+    given. Where there is enough for all that are not full, each of them gets ``least``.
 
     >>> allot(10, {"a": 3.0, "b": 1.0, "c": 1.0}, {"a": 4, "b": 9, "c": 9})
     {'a': 4, 'b': 3, 'c': 3}
     """
     shares = dict.fromkeys(room, 0)
     size = size or dict.fromkeys(room, 1)
-    free, scale = [name for name in room if room[name] > 0], 0.0
+    names = sorted(room, key=lambda name: [p.zfill(9) for p in re.split(r"(\d+)", name)])
+    free, scale = [name for name in names if room[name] > 0], 0.0
     while free:
         if not any(strength[name] > 0 for name in free):
             strength = dict.fromkeys(free, 1.0)
@@ -80,7 +82,7 @@ def allot(
     least = least if total >= len(free) else 0
     shares |= {name: min(room[name], max(least, int(share))) for name, share in exact.items()}
     spare = total - sum(shares[name] for name in free)
-    by_remainder = sorted(free, key=lambda name: int(exact[name]) - exact[name])
+    by_remainder = sorted(free, key=lambda name: shares[name] - exact[name])
     while spare > 0:
         for name in by_remainder:
             if spare > 0 and shares[name] < room[name]:

@@ -35,6 +35,8 @@ def test_the_total_is_exact(distribution, shapes, percent, power_scale):
     assert all(0 <= value <= 1 for value in sparsities.values())
     assert total(shapes, sparsities) == wanted
     assert wanted < len(shapes) or max(sparsities.values()) < 1  # each keeps one at least
+    other = dict(reversed(shapes.items()))
+    assert distribution(other, percent / 100, power_scale=power_scale) == sparsities
 
 
 @pytest.mark.parametrize(("distribution", "used"), [(er, 2), (erk, 4)])
