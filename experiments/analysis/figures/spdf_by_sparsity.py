@@ -75,7 +75,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
     table = data(records, curves, study)
     figure, panels = style.panels(len(PANELS), height=2.3)
     for axes, (panel, color) in zip(panels, PANELS.items(), strict=True):
-        rows, is_theirs = table[table["panel"] == panel], panel.startswith("Published")
+        rows = table[table["panel"] == panel]
         for place, ((model, task), own) in enumerate(rows.groupby(["model", "data"], sort=False)):
             axes.errorbar(
                 100 * own["sparsity"] + 1.6 * place,
@@ -97,9 +97,7 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
         axes.set_ylabel(panel.split(": ")[1] if "BLEU" in panel else "nats (axis reversed)")
         axes.set_title(f"{panel} minus dense, up is better")
         if len(rows):
-            axes.legend(
-                fontsize=7, handlelength=1.2, loc="lower right" if is_theirs else "lower left"
-            )
+            axes.legend(fontsize=7, handlelength=1.2, loc="lower center", bbox_to_anchor=(0.68, 0))
     panels[-1].invert_yaxis()  # less loss is better
     panels[-1].set_xlabel("sparsity of pre-training")
     return figure
