@@ -115,7 +115,7 @@ def _unwrap(config: Any) -> Any:
 
 
 def _inner(value: Any, key: str, name: str) -> Any:
-    """What stands under a name in a dict, None if nothing does; refuses a misspelt name."""
+    """The value of a key of a dict, None without the key; raises for a misspelt one."""
     inside = _mapping(value, key)
     close = difflib.get_close_matches(name, map(str, inside), 1, 0.7)
     if name not in inside and close:
