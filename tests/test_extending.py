@@ -246,7 +246,7 @@ assert task.batch(3).flip(1).equal(forwards.batch(3))
 model = task.build_model()
 task.loss(model, task.batch(0)).backward()
 scores = task.validate(model, full=False)
-assert scores.keys() == task.metrics.keys()
+assert scores.keys() == {"loss", "perplexity"}
 assert abs(scores["perplexity"] - 257) < 90  # untrained: a choice among 257 tokens
 """
 
@@ -268,7 +268,7 @@ suite = ImageSuite(name="mine", metrics=("brier_score",))
 logits = np.log([[0.5, 0.3, 0.2], [0.1, 0.8, 0.1]])
 (row,) = metrics.rows(Images(logits, np.array([0, 2]), ["a", "b", "c"]), suite.metrics, task="t")
 assert abs(row["value"] - (0.25 + 0.09 + 0.04 + 0.01 + 0.64 + 0.81) / 2) < 1e-9
-assert row["num_items"] == 2 and row["higher_is_better"] is False
+assert row["num_items"] == 2
 """
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
@@ -24,8 +23,7 @@ def attend(module: torch.nn.Module, *tensors: Any, **options: Any) -> tuple[torc
         return sdpa_attention_forward(module, *tensors, **options)
     query, key, value, bias = tensors
     scores = query @ key.transpose(-1, -2) * options["scaling"] + bias
-    weights = functional.dropout(scores.softmax(-1, torch.float32), options["dropout"])
-    return (weights @ value).transpose(1, 2), None
+    return (scores.softmax(-1, torch.float32) @ value).transpose(1, 2), None
 
 
 def mask(*sizes: Any, **options: Any) -> torch.Tensor | None:

@@ -11,7 +11,7 @@ from transformers.models.resnet.modeling_resnet import ResNetForImageClassificat
 
 
 class TrainableResNet(ResNetForImageClassification):
-    """ResNet whose residual branches start at zero where ``config.zero_init_residual`` is true.
+    """ResNet whose residual branches start at zero.
 
     The weight of each block's last norm is zero then (Goyal et al. 2017), so that a deep network
     starts as a shallow one. Weights and config are those of the class above.
@@ -19,10 +19,9 @@ class TrainableResNet(ResNetForImageClassification):
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__(config)
-        if getattr(config, "zero_init_residual", False):
-            for stage in self.resnet.encoder.stages:
-                for block in stage.layers:  # type: ignore[union-attr]
-                    nn.init.zeros_(block.layer[-1].normalization.weight)
+        for stage in self.resnet.encoder.stages:
+            for block in stage.layers:  # type: ignore[union-attr]
+                nn.init.zeros_(block.layer[-1].normalization.weight)
 
 
 class CifarResNetConfig(ResNetConfig):

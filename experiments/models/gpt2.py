@@ -20,7 +20,6 @@ class Config(Strict):
     num_layers: PositiveInt
     num_heads: PositiveInt
     intermediate_size: PositiveInt | None = Field(None, description="None is 4 x hidden_size")
-    dropout: float = Field(0.0, ge=0, lt=1)
     tie_embeddings: bool = Field(True, description="whether head and embedding share weights")
     init_std: float = Field(0.02, gt=0, le=1, description="deviation of the initial weights")
     positions: Literal["random", "sinusoidal"] = Field("random", description="as training starts")
@@ -56,9 +55,9 @@ def build(config: Config, *, vocab_size: int, context: int, eos_id: int) -> PreT
             n_layer=config.num_layers,
             n_head=config.num_heads,
             n_inner=config.intermediate_size,
-            resid_pdrop=config.dropout,
-            embd_pdrop=config.dropout,
-            attn_pdrop=config.dropout,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
             tie_word_embeddings=config.tie_embeddings,
             initializer_range=config.init_std,
             bos_token_id=eos_id,

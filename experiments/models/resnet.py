@@ -29,7 +29,6 @@ class Config(Strict):
     layer_type: Literal["basic", "bottleneck"] = "basic"
     stem: Literal["cifar", "imagenet"] = "cifar"
     downsample_in_first_stage: bool = False
-    zero_init_residual: bool = True
 
     @model_validator(mode="after")
     def one_width_per_stage(self) -> Config:
@@ -63,7 +62,6 @@ def build(
         depths=config.depths,
         layer_type=config.layer_type,
         downsample_in_first_stage=config.downsample_in_first_stage,
-        zero_init_residual=config.zero_init_residual,
         id2label=dict(enumerate(classes)),
         label2id={name: label for label, name in enumerate(classes)},
         image_size=image_size,

@@ -46,14 +46,9 @@ def _identity(record: Record, study_name: str) -> dict[str, Any]:
     }
 
 
-def _row(metric: str, value: Any, split: str = "train", better: bool | None = None) -> Row:
-    return {
-        "metric": metric,
-        "value": None if value is None else float(value),
-        "split": split,
-        "task": "training",
-        "higher_is_better": better,
-    }
+def _row(metric: str, value: Any, split: str = "train") -> Row:
+    value = None if value is None else float(value)
+    return {"metric": metric, "value": value, "split": split, "task": "training"}
 
 
 def _training_rows(record: Record) -> list[Row]:
@@ -61,20 +56,20 @@ def _training_rows(record: Record) -> list[Row]:
     train, task = record.rows("train"), tasks.get(record.spec.task).Task
     last = train[-1] if train else {}
     executed, dense = record.flops.executed, record.flops.dense_equivalent
-    rows = [_row("loss", record.final_loss, better=False)]
+    rows = [_row("loss", record.final_loss)]
     for validation in record.rows("validation")[-1:]:
         for name, value in _measured(validation, task.unit):
-            rows.append(_row(name, value, "validation", task.metrics.get(name)))
+            rows.append(_row(name, value, "validation"))
     rows += [_row(to, last.get(key)) for to, key in (("steps", "step"), (task.unit, task.unit))]
     rows += [
         _row("itop", last.get("itop")),
-        _row("flops_executed", executed, better=False),
+        _row("flops_executed", executed),
         _row("flops_dense_equivalent", dense),
-        _row("flops_ratio", executed / dense if dense else None, better=False),
+        _row("flops_ratio", executed / dense if dense else None),
     ]
     return [
         *rows,
-        _row("wall_s", record.wall_s, better=False),
+        _row("wall_s", record.wall_s),
         _row("num_parameters", record.num_parameters),
         _row("num_nonzero", record.num_nonzero),
     ]
@@ -110,7 +105,6 @@ def average(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "chance": None if None in chances else float(np.mean(chances)),
         "truncated_fraction": None if None in cut else float(np.mean(np.array(cut, float))),
         "num_items": int(sum(row["num_items"] or 0 for row in rows)),
-        "higher_is_better": True,
     }
 
 

@@ -62,7 +62,6 @@ class Score(Facts):
     chance: Number | None = None
     num_fewshot: NonNegativeInt | None = None
     truncated_fraction: Number | None = None
-    higher_is_better: bool | None = None
 
 
 class Machine(Facts):

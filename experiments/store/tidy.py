@@ -41,7 +41,6 @@ RECORD_COLUMNS = {
     "code_hash": "hash of the library and experiment code that the run used",
     "num_items": "number of test items",
     "chance": "value that guessing would reach, where it is known",
-    "higher_is_better": "True, False, or empty where neither applies",
     "num_fewshot": "number of solved examples shown before each test item",
     "truncated_fraction": "share of prompts cut on the left to fit the context",
     "cpu": "processor: model name, stepping, vector instructions and cores, as far as recorded",
@@ -56,7 +55,7 @@ TEXT = pd.StringDtype("python")
 #: Types of those columns that are no text.
 NUMBERS = dict.fromkeys("value stderr chance sparsity truncated_fraction".split(), "float64")
 NUMBERS |= dict.fromkeys(("seed", "num_items", "num_fewshot", "num_threads"), "Int64")
-NUMBERS |= dict.fromkeys(("higher_is_better", "committed"), "boolean")
+NUMBERS["committed"] = "boolean"
 #: So that a column without values reads back as it was written.
 TYPES: dict[str, Any] = {name: NUMBERS.get(name, TEXT) for name in RECORD_COLUMNS}
 #: Columns that a comparison between studies reads, so that a page reads them of every study.

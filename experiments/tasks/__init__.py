@@ -163,15 +163,12 @@ class Task(ABC):
 
     Attributes:
         unit: what training counts: ``tokens``, ``images``.
-        metrics: names of what `validate` returns, in the order of tables, and whether higher is
-            better. Other numbers that it returns reach the record too, without a direction.
         units_per_step: units of one optimizer step.
         data: facts for the record: ``name``, ``hash`` and what else is known of the data.
         input_size: ``sequence_length`` or ``image_size``, for counting FLOPs.
     """
 
     unit: ClassVar[str]
-    metrics: ClassVar[dict[str, bool]]
     recipe: Recipe
     units_per_step: int
     data: dict[str, Any]

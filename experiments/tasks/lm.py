@@ -104,7 +104,6 @@ class Task(tasks.Task):
     """Packed windows of one token stream; next-token cross-entropy."""
 
     unit = "tokens"
-    metrics = {"loss": False, "perplexity": False}
     recipe: Recipe
 
     def __init__(self, spec: RunSpec, data_dir: Path) -> None:

@@ -95,7 +95,6 @@ class Task(tasks.Task):
     """Shuffled, augmented images; cross-entropy with label smoothing."""
 
     unit = "images"
-    metrics = {"loss": False, "accuracy": True}
     recipe: Recipe
 
     def __init__(self, spec: RunSpec, data_dir: Path) -> None:

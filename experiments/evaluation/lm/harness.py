@@ -236,7 +236,6 @@ def _rows(
             "stderr": None if error is None else float(error),
             "num_items": int(results["sample_len"]),
             "chance": chance if metric in CHOICE_METRICS else None,
-            "higher_is_better": bool(task.higher_is_better()[metric]),
         }
         yield row | ({"outputs": outputs} if outputs else {})
         outputs = []

@@ -44,15 +44,10 @@ def rows(outputs: Any, chosen: Iterable[str], *, task: str) -> Iterator[dict[str
         task: what the scores are of.
 
     Returns:
-        Rows with task, metric, value, stderr, num_items, chance and higher_is_better.
+        Rows with task, metric, value, stderr, num_items and chance.
     """
     for name in chosen:
         metric = get(name)
         if not isinstance(outputs, metric.OF):
             continue
-        yield {
-            "task": task,
-            "metric": name,
-            **metric.compute(outputs)._asdict(),
-            "higher_is_better": metric.HIGHER_IS_BETTER,
-        }
+        yield {"task": task, "metric": name, **metric.compute(outputs)._asdict()}

@@ -2,7 +2,7 @@
 
 from experiments.evaluation.outputs import Estimate, Images, mean
 
-OF, HIGHER_IS_BETTER = Images, True
+OF = Images
 
 
 def compute(outputs: Images) -> Estimate:

@@ -4,7 +4,7 @@ import math
 
 from experiments.evaluation.outputs import Documents, Estimate, ratio
 
-OF, HIGHER_IS_BETTER = Documents, False
+OF = Documents
 
 
 def compute(outputs: Documents) -> Estimate:

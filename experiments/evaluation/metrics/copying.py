@@ -5,7 +5,7 @@ import numpy as np
 
 from experiments.evaluation.outputs import Estimate, Repeats, mean
 
-OF, HIGHER_IS_BETTER = Repeats, True
+OF = Repeats
 
 
 def compute(outputs: Repeats) -> Estimate:

@@ -6,7 +6,7 @@ import numpy as np
 
 from experiments.evaluation.outputs import Estimate, Images, Tokens, mean, ratio
 
-OF, HIGHER_IS_BETTER = (Images, Tokens), False
+OF = Images, Tokens
 
 
 def compute(outputs: Images | Tokens) -> Estimate:

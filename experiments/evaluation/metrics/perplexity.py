@@ -2,7 +2,7 @@
 
 from experiments.evaluation.outputs import Estimate, Tokens, exponential, ratio
 
-OF, HIGHER_IS_BETTER = Tokens, False
+OF = Tokens
 
 
 def compute(outputs: Tokens) -> Estimate:

@@ -105,7 +105,7 @@ def test_means_add_variances_and_the_leaderboard_takes_its_own_tasks_and_metrics
 
 def scored(task, value, chance=0.25, **own):
     row = {"task": task, "value": value, "chance": chance, "metric": "acc", "stderr": 0.1}
-    return row | {"num_items": 10, "higher_is_better": True, "truncated_fraction": 0.0} | own
+    return row | {"num_items": 10, "truncated_fraction": 0.0} | own
 
 
 def rows_of(record, scores):
@@ -121,21 +121,18 @@ def test_every_number_of_a_task_reaches_the_tables_in_its_unit(made, monkeypatch
     table = records_table([record], kept.study(made))
     rows = table[table["split"] == "validation"].set_index("metric")
     assert rows.loc["bits_per_pixel", "value"] == 1.25
-    assert pd.isna(rows.loc["bits_per_pixel", "higher_is_better"])
-    assert not rows[rows["task"] == "training"].loc["perplexity", "higher_is_better"]
     assert "failed" not in rows.index
     curves = curves_table([record])
     assert curves.loc[curves["metric"] == "bits_per_pixel", "value"].tolist() == [1.25]
     task = tasks.lm.Task
     monkeypatch.setattr(task, "unit", "sentences")
-    monkeypatch.setattr(task, "metrics", {"bleu": True})
     record = copy.deepcopy(made[0])
     for row in record["curve"]:
         row["sentences"] = row.pop("tokens") // 10
         if row["kind"] == "validation":
             row["bleu"] = 0.5
     table = records_table([record], kept.study(made)).set_index("metric")
-    assert table.loc["bleu", "higher_is_better"] and table.loc["sentences", "value"] == 307200
+    assert table.loc["bleu", "value"] == 0.5 and table.loc["sentences", "value"] == 307200
     curves = curves_table([record])
     assert curves["sentences"].max() == 307200 and "tokens" not in curves
 

@@ -63,10 +63,6 @@ def test_residual_branches_start_at_zero(family, stem):
     block = model.resnet.encoder.stages[1].layers[0]
     x = torch.rand(2, block.shortcut.convolution.in_channels, 8, 8)
     assert torch.equal(block(x), block.activation(block.shortcut(x)))
-    plain = resnet.Config(**TINY, stem=stem, zero_init_residual=False)
-    model = resnet.build(plain, classes=names(3), num_channels=1, image_size=32)
-    norms = [part for part in model.modules() if isinstance(part, torch.nn.BatchNorm2d)]
-    assert norms and all((norm.weight == 1).all() for norm in norms)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from tests.experiments.data.mirrors import write_mirror
 from tests.experiments.evaluation.conftest import reseal
 
 FIELDS = set(
-    "task metric value stderr num_items chance higher_is_better num_fewshot limit batch_size dtype "
+    "task metric value stderr num_items chance num_fewshot limit batch_size dtype "
     "execution truncated_fraction split data_hash".split()
 )
 
