@@ -397,19 +397,25 @@ def _settle_assigned(module: nn.Module, name: str, param: nn.Parameter) -> None:
             guard._settle(param)  # of a state that is loaded, the mask comes next
 
 
-def _count_fused(optimizer: Optimizer, *_: Any) -> None:
-    """Raise versions of weights that a fused step wrote and does not mask; a hook of all steps."""
+@torch.no_grad()
+def _see_others(optimizer: Optimizer, *_: Any) -> None:
+    """See to weights that the step of an optimizer wrote and does not mask; a hook of all steps."""
     for group in optimizer.param_groups:
-        for param in group["params"] if group.get("fused") else ():
+        for param in group["params"]:
             guard = _BY_PARAM.get(id(param)) if param.grad is not None else None
-            if guard is not None and getattr(guard.driver, "optimizer", None) is not optimizer:
+            if guard is None or getattr(guard.driver, "optimizer", None) is optimizer:
+                continue
+            if shards.is_sharded(param):  # forward passes see what fully_shard gathered of it
+                guard._settle(param)
+                guard._note_missed()
+            elif group.get("fused"):
                 torch.autograd.graph.increment_version(param)  # torch's other steps do
 
 
 @before_masks
 def _watch_writes() -> None:
     register_module_parameter_registration_hook(_settle_assigned)
-    register_optimizer_step_post_hook(_count_fused)
+    register_optimizer_step_post_hook(_see_others)
 
 
 def _state_of(param: Tensor) -> tuple[int, ...]:

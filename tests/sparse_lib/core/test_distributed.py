@@ -228,6 +228,13 @@ def check_that_sharding_is_checked(world_size):
     fully_shard(model, mesh=mesh)
     with pytest.raises(ValueError, match="0.weight' was sharded after it got its mask; call fully"):
         algorithm.apply(torch.optim.SGD(model.parameters(), 0.1))
+    model, algorithm = fully_shard(make_model(), mesh=mesh), sl.SET(0.5, update=1)
+    algorithm.apply(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(4, 10).double()).sum().backward()
+    with pytest.warns(UserWarning, match="it was applied to no optimizer"):
+        optimizer.step()
+    assert not shards.local(model[0].weight)[~shards.local(model[0].weight_mask)].any()
     model = make_model()
     model[0].weight = nn.Parameter(distribute_tensor(model[0].weight, mesh, [Shard(1)]))
     with pytest.raises(ValueError, match=r"Shard\(dim=1\).*masks need Shard\(0\)"):
