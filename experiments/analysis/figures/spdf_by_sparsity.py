@@ -21,6 +21,7 @@ LOSS = Outcome(metric="loss", split="test", unit="nats", better="lower", noun="t
 BLEU = Outcome(metric="bleu", split="test", unit="BLEU", better="higher", noun="BLEU")
 COLUMNS = ["panel", "model", "data", "sparsity", "gain", "low", "high", "flops"]
 PANELS = {"Published: BLEU": INK, "Here: BLEU": "#0072B2", "Here: test loss": "#0072B2"}
+MARKERS = {"e2e": "s", "web": "D", "dar": "^"}  #: by the start of a dataset's name
 METHODS = {"spdf-50": 0.5, "spdf-75": 0.75, "scratch": 1.0}
 #: Of both phases, as a share of dense, by sparsity.
 PUBLISHED_FLOPS = {0.5: 0.601, 0.75: 0.401}
@@ -82,7 +83,8 @@ def draw(records: pd.DataFrame, curves: pd.DataFrame, study: PlannedStudy) -> Fi
                 own["gain"],
                 yerr=[own["gain"] - own["low"], own["high"] - own["gain"]],
                 ls="",
-                marker="sD^ovP*X"[place],
+                marker=MARKERS.get(task[:3].lower(), "o"),
+                mfc=color if model == rows["model"].iloc[-1] else "white",
                 color=color,
                 capsize=2,
                 label=f"{model}, {task}",
