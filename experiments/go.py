@@ -88,8 +88,9 @@ def main() -> None:
     def finish(run: dict) -> bool:
         """Train and score a run in the time that is left; returns whether its record is there."""
         record = folder / "results" / run["scale"] / "runs" / run["run"] / "record.json"
+        score = ["evaluate", "--run", run["run"]]
         train = ["train", "--run", run["run"], "--device", chosen.device, "--score"]
-        for command in (train, ["evaluate", "--run", run["run"]]):
+        for command in (score,) if record.with_name("train.json").is_file() else (train, score):
             left = end - GRACE_S - time.monotonic()
             if record.is_file() or left <= 0:
                 break

@@ -44,7 +44,7 @@ def facts(num_threads: int | None = None, *, device: str = "cpu") -> dict[str, A
         `ISA`), ``vector_bits``, ``cores`` (logical), ``num_threads``, ``versions`` (torch, numpy,
         sparse_lib), ``torch_isa`` (what torch's kernels were chosen for), ``kernels`` (hash of the
         build and floats per vector of ours, or why there are none), and ``accelerator`` for a
-        device other than the processor. What the system does not say is None.
+        CUDA device. What the system does not say is None.
     """
     import torch
 
@@ -52,7 +52,7 @@ def facts(num_threads: int | None = None, *, device: str = "cpu") -> dict[str, A
     found = {**_processor(), "cores": os.cpu_count(), "num_threads": num_threads}
     isa = str(torch.backends.cpu.get_cpu_capability())
     found |= {"versions": _libraries(), "torch_isa": isa, "kernels": _kernels()}
-    if not device.startswith("cpu"):
+    if device.startswith("cuda"):
         found["accelerator"] = torch.cuda.get_device_name(device)
     return found
 

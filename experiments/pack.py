@@ -98,13 +98,8 @@ def pack(
     facts = {
         "bytes": total,
         "pieces": {path.name: file_digest(path) for path in sorted(out.glob("piece.*"))},
-        "runs": [
-            {"run": run.id, "scale": run.scale, "spec_hash": run.spec.hash,
-             "code_hash": training_code_hash(run.spec),
-             "data_hash": read_json(data[run.spec.data.label] / "meta.json")["hash"]}
-            for run in runs
-        ],
-    }  # fmt: skip
+        "runs": [{"run": run.id, "scale": run.scale} for run in runs],
+    }
     write_json(out / "pack.json", facts)
     shutil.copyfile(Path(__file__).with_name("go.py"), out / "go.py")
     return facts

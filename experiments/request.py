@@ -297,8 +297,10 @@ class Request:
         for scale in (self.scale, *SCALES):
             for run in self.runs(scale).values():
                 if run.spec.data.label == wildcards.data:
-                    file = data.file_of(run.spec.data.name)
-                    return code.preparation_code_hash(file, run.spec.task)
+                    tokenizer = getattr(run.spec.data, "tokenizer", None)
+                    names = filter(None, (run.spec.data.name, tokenizer))
+                    file, *more = map(data.file_of, names)
+                    return code.preparation_code_hash(file, run.spec.task, *more)
         raise SpecError(f"data is {wildcards.data!r}, which no study uses")
 
     def evaluation_hash(self, wildcards: Any) -> str:

@@ -172,6 +172,7 @@ def publish(scale: Scale) -> None:
     from experiments.findings import evidence, ledger
     from experiments.report import render
 
+    check_choice("scale", scale, [paths.REFERENCE_SCALE])
     judged = evidence.judged(scale)
     for name in study_names():
         render.answer(planned_study(name, scale), ledger.named(judged), strict=True)

@@ -24,7 +24,7 @@ from experiments.specs.read import computation_names
 from experiments.specs.run import Run
 from experiments.specs.schema import SpecError, check_choice
 from experiments.store import paths
-from experiments.store.io import read_json
+from experiments.store.io import read_cache, read_json
 
 
 @app.command()
@@ -86,6 +86,10 @@ def train(
     from experiments.training.trainer import say
 
     folder, state_dir = paths.run(chosen.scale, chosen.id), paths.state(chosen.id, chosen.spec.hash)
+    start, first = chosen.spec.starts_from, chosen.first and paths.run(chosen.scale, chosen.first)
+    trained = read_cache(first / "train.json").get("spec_hash") if first else None
+    if start and trained not in (None, start.spec_hash):
+        raise SpecError(f"{first} is of another spec than {start.run}: train that again")
     try:
         training.train(
             chosen.spec,
@@ -99,7 +103,7 @@ def train(
             precision=precision,
             compile=compile,
             execution=execution,
-            first=chosen.first and paths.run(chosen.scale, chosen.first) / "model",
+            first=first and first / "model",
             log=log,
             keep_states=score,
         )

@@ -20,7 +20,7 @@ from experiments.specs.read import check_study
 from experiments.specs.run import Run
 from experiments.specs.schema import SCALES, SpecError, check_choice
 from experiments.store import paths, reference, verification
-from experiments.store.io import read_json, write_whole
+from experiments.store.io import read_cache, read_json, write_whole
 
 if TYPE_CHECKING:
     from experiments.store.verification import Verified
@@ -91,13 +91,14 @@ def again(run: Annotated[str, typer.Option()]) -> None:
 
 
 def train_again(run: Run, *, repeat: bool = False) -> None:
-    """Train and score a run, and before it the run that it starts from, into their own folders.
+    """Train and score a run as it was recorded, and before it the run that it starts from.
 
     Args:
         repeat: Whether to train it although an earlier `verify` did.
     """
-    folder = paths.verified(run.scale, run.id)
-    if (folder / "record.json").is_file() and not repeat:
+    folder, code = paths.verified(run.scale, run.id), training_code_hash(run.spec)
+    before = read_cache(folder / "record.json")
+    if not repeat and (before.get("spec_hash"), before.get("code_hash")) == (run.spec.hash, code):
         return
     if run.first is not None:
         train_again(find_run(run.first))
@@ -106,15 +107,20 @@ def train_again(run: Run, *, repeat: bool = False) -> None:
     from experiments.training import loop as training
 
     shutil.rmtree(folder, ignore_errors=True)
+    recorded = reference.find_all([run.id]).get(run.id, {})
+    compute = recorded.get("compute", {})
+    how = {"execution": recorded["execution"], "precision": compute.get("precision", "fp32"),
+           "compile": compute.get("compile", False)} if recorded else {}  # fmt: skip
     data = tasks.ensure(run.spec.task, run.spec.data, paths.data(run.spec.data.label))
     training.train(
         run.spec,
-        code_hash=training_code_hash(run.spec),
+        code_hash=code,
         command=f"python -m experiments verify --run {run.id}",
         data_dir=data,
         out=folder,
         state_dir=paths.state(run.id, run.spec.hash, root=paths.STATE / "verify"),
         num_threads=1,
+        **how,
         first=paths.verified(run.scale, run.first) / "model" if run.first else None,
     )
     assert run.spec.suite is not None  # each run of a study has one

@@ -29,6 +29,7 @@ class Finding:
     """A comparison with what was found.
 
     Attributes:
+        a: The methods that were compared with others.
         unseen: The estimate from seeds that nobody had read when n was fixed, where some had.
         target: Published effect in the unit of ours; without one the smallest of interest.
     """
@@ -43,6 +44,7 @@ class Finding:
     target: float = math.nan
     gate: Gate = Gate()
     trend: tuple[tuple[str, Estimate], ...] = ()
+    a: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
 
     @property
@@ -135,6 +137,7 @@ def find(claim: Claim, comparison: Comparison, evidence: Evidence) -> Finding:
         target,
         gate,
         trend=_trend(claim, comparison, evidence, outcome),
+        a=tuple({a.method for a, _ in strata}),
         runs=tuple(own.loc[own["run"].isin(values.index), "run"]),
     )
 

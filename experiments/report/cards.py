@@ -234,7 +234,7 @@ def facts(found: Finding, evidence: Evidence) -> dict[str, str]:
     work = evidence.of_runs("flops_executed", runs.index).to_numpy()
     work = work + evidence.of_runs("flops_executed", runs["first"]).fillna(0).to_numpy()
     own = pd.DataFrame({"work": work, "bleu": evidence.of_runs("bleu", runs.index).to_numpy()})
-    is_a = runs["method"].isin(found.comparison.a).to_numpy()
+    is_a = runs["method"].isin(found.a).to_numpy()
     means = own.groupby(is_a).mean().reindex([True, False])
     numbers |= {
         "per_weight": f"{budget / size:.0f}",
@@ -269,8 +269,8 @@ def commands(found: Finding, evidence: Evidence) -> list[tuple[str, str]]:
     also = " and the runs they start from" if before.any() else ""
     rows = [(f"All {len(times)} runs{also}, {in_minutes(total)} of one core", whole)]
     if total > 10 and len(times) > 1:
-        own = [run for run in found.runs if any(f"__{a}" in run for a in found.comparison.a)]
-        times = times[own or list(found.runs)]
+        method = evidence.runs.set_index("run")["method"].loc[list(found.runs)]
+        times = times[method.isin(found.a).to_numpy()]
         alone = rerun_command([str(times.idxmin())]).replace("rerun", "verify", 1)
         rows.insert(0, (f"One run, {in_minutes(times.min())}", alone))
     return rows

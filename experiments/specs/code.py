@@ -166,7 +166,7 @@ def code_hash(*entries: Path, data: bool = False) -> str:
     return digest(hashes)
 
 
-def training_code_hash(spec: RunSpec) -> str:
+def training_code_hash(spec: RunSpec, *more: Path) -> str:
     """Hash of the code that a run's training imports, and of what lies beside it: `kernels.c`."""
     entries = [
         ROOT / "experiments" / "training" / "loop.py",
@@ -175,12 +175,12 @@ def training_code_hash(spec: RunSpec) -> str:
     ]
     if spec.sparsity is not None:
         entries.append(ROOT / "sparse_lib" / "algorithms" / f"{spec.algorithm}.py")
-    return code_hash(*entries)
+    return code_hash(*entries, *more)
 
 
-def preparation_code_hash(dataset: Path, task: str) -> str:
-    """Hash of the code that prepares one dataset, given the file that defines it."""
-    tools = code_hash(dataset, DATA / "__init__.py", data=True)
+def preparation_code_hash(dataset: Path, task: str, *more: Path) -> str:
+    """Hash of the code that prepares a dataset, given its file and that of its tokenizer."""
+    tools = code_hash(dataset, *more, DATA / "__init__.py", data=True)
     return digest([tools, _syntax(ROOT / "experiments" / "tasks" / f"{task}.py").digest])
 
 

@@ -71,6 +71,9 @@ def _due(update: Mapping[str, Any], last: int) -> range:
     It is what `sparse_lib.schedules.FreqSchedule` does; plans are made without torch.
     """
     freq, stop = update.get("freq", 1), update.get("stop")
+    for key, value in (("freq", freq), ("start", update.get("start") or 1)):
+        if not isinstance(value, int) or value < 1:
+            raise SpecError(f"update.{key} is {value!r}; it must be a share like 2%, or steps")
     end = last + 1 if stop is None else min(stop, last + 1)
     return range(update.get("start") or freq, end, freq)
 

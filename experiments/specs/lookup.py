@@ -64,7 +64,7 @@ def find_runs(text: str) -> list[Run]:
     """
     runs: list[Run] = []
     for part in text.split(","):
-        if not (part.isdigit() and runs):
+        if not (part.isdecimal() and len(part) < 10 and runs):
             runs.append(find_run(part))
             continue
         shared = _but_for_seed(runs[-1])

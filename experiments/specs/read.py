@@ -207,6 +207,8 @@ def _check_names(study: Study, stem: str) -> None:
         labels = [grid.label for grid in grids if grid.label is not None]
         for index, grid in enumerate(grids):
             where = f"scales.{scale}.{index}"
+            if grid.label and labels.count(grid.label) > 1:
+                raise UserError(f"{where}.label is {grid.label!r}, as another grid's is")
             if not grid.variants or (grid.label and isinstance(grid.variant, list)):
                 raise UserError(
                     f"{where}.variant is {grid.variant}, but needs names; with label, one"

@@ -249,13 +249,16 @@ class Answer(Strict):
     text: str = Field(description="at most 60 words; ``{name}`` is the result of that name")
     when: dict[Name, str] = Field({}, description="result -> its word")
 
-    @field_validator("text")
-    @classmethod
-    def is_short(cls, value: str) -> str:
-        """At most 60 words."""
-        if len(value.split()) > 60:
-            raise UserError(f"it has {len(value.split())} words, but at most 60 are allowed")
-        return value
+    @model_validator(mode="after")
+    def is_short(self) -> Answer:
+        """At most 60 words, which name the results of ``when``."""
+        if len(self.text.split()) > 60:
+            raise UserError(f"it has {len(self.text.split())} words, but at most 60 are allowed")
+        try:
+            self.text.format(**dict.fromkeys(name.replace("-", "_") for name in self.when))
+        except (LookupError, ValueError) as error:
+            raise UserError(f"text has a wrong {{name}}: {error}; it may be of when") from None
+        return self
 
 
 def _at_each_level(key: Any, section: dict[Any, Any]) -> dict[Any, Any]:

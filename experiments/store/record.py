@@ -186,8 +186,10 @@ def gather(folder: Path) -> None:
         raise UserError(f"eval.json is of run {evaluation['run']}, train.json of {train['run']}")
     metrics = read_jsonl(folder / "metrics.jsonl")
     rows = [{key: _plain(value) for key, value in row.items()} for row in metrics]
-    merged = {"evaluation": evaluation, "final_loss": final_loss(rows), "curve": thin_curve(rows)}
-    write_json(folder / "record.json", train | merged, sort_keys=True, allow_nan=False)
+    spec = train["spec"] | {"suite": evaluation["suite"]}  # a study's may have changed since
+    measured = {"final_loss": final_loss(rows), "curve": thin_curve(rows)}
+    merged = train | {"spec": spec, "evaluation": evaluation} | measured
+    write_json(folder / "record.json", merged, sort_keys=True, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
@@ -210,24 +212,21 @@ def _evenly(rows: Sequence[Row], count: int) -> list[Row]:
     return [rows[index] for index in kept]
 
 
-def thin_curve(rows: Sequence[Row], *, max_rows: int = MAX_CURVE_ROWS) -> list[Row]:
-    """Keep at most ``max_rows`` rows of a learning curve.
+def thin_curve(rows: Sequence[Row]) -> list[Row]:
+    """Keep at most `MAX_CURVE_ROWS` rows of a learning curve.
 
     A quarter goes to validation rows, up to half to training rows that carry no churn, the rest to
     those that do (where only updates log it, they are sparse in time and would otherwise be lost).
     First and last rows of each kind stay.
-
-    Args:
-        max_rows: Upper bound on the number of rows returned, at least 8.
     """
-    if len(rows) <= max_rows:
+    if len(rows) <= MAX_CURVE_ROWS:
         return list(rows)
-    quarter = max_rows // 4
+    quarter = MAX_CURVE_ROWS // 4
     validation = [row for row in rows if row["kind"] == "validation"]
     train = [row for row in rows if row["kind"] == "train"]
     moved = [row for row in train if row.get("churn") is not None]
     still = [row for row in train if row.get("churn") is None]
     kept = _evenly(validation, quarter)
-    kept += _evenly(moved, max_rows - len(kept) - min(len(still), 2 * quarter))
-    kept += _evenly(still, max_rows - len(kept))
+    kept += _evenly(moved, MAX_CURVE_ROWS - len(kept) - min(len(still), 2 * quarter))
+    kept += _evenly(still, MAX_CURVE_ROWS - len(kept))
     return sorted(kept, key=lambda row: (row["step"], row["kind"]))

@@ -195,7 +195,9 @@ def train(
         trainer = Trainer(spec, data_dir=data_dir, log=log, **options)
         held.callback(trainer.batches.close)
         origin = {"code": code_hash, "data": trainer.task.data["hash"]}
-        saved = Saved(state_dir, {**origin, "first_weights": trainer.first_weights}, trainer.say)
+        origin["first_weights"] = trainer.first_weights
+        origin["computing"] = f"{trainer.precision} {trainer.compile}"
+        saved = Saved(state_dir, origin, trainer.say)
         if (state := saved.newest()) is not None:
             trainer.restore(state)
             trainer.say(f"resumes at step {trainer.progress.step}")

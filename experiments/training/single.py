@@ -16,7 +16,7 @@ from typing import Any
 from experiments import tasks
 from experiments.digest import file_digest
 from experiments.errors import UserError, refusals
-from experiments.specs.code import training_code_hash
+from experiments.specs.code import ROOT, training_code_hash
 from experiments.specs.expand import load_single
 from experiments.specs.run import FirstPhase, RunSpec
 from experiments.specs.schema import SpecError, check_choice
@@ -104,7 +104,10 @@ def _train(
         try:
             training.train(
                 spec,
-                code_hash=training_code_hash(spec.model_copy(update={"sparsity": None})),
+                code_hash=training_code_hash(
+                    spec.model_copy(update={"sparsity": None}),
+                    *sorted((ROOT / "sparse_lib" / "algorithms").glob("*.py")),  # of any group
+                ),
                 command=command,
                 data_dir=data_dir,
                 out=model_dir,

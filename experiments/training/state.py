@@ -27,6 +27,7 @@ CAUSES = {
     "code": "the code has changed",
     "data": "the data has changed",
     "first_weights": "the first phase was trained again",
+    "computing": "precision or compilation has changed",
 }
 
 
@@ -34,7 +35,7 @@ class Saved:
     """The saved states of one run.
 
     Args:
-        origin: What a state must have begun with to be resumed: the hashes named in `CAUSES`.
+        origin: What a state must have begun with to be resumed: what `CAUSES` names.
     """
 
     def __init__(self, folder: Path, origin: dict[str, str | None], say: Callable[[str], None]):

@@ -91,14 +91,13 @@ def test_collect_says_which_records_are_committed(place, call):
     ("arguments", "words"),
     [
         (["train", "--run", "RUN", "--execution", "x"], ["execution is 'x'", "skip"]),
-        (["train", "--run", "RUN", "--device", "cuda:77"], ["device is 'cuda:77'", "sees"]),
         (["check", "--device", "cuda:77"], ["device is 'cuda:77'", "sees"]),
         (["train", "--run", "RUN", "--threads", "0"], ["threads"]),
         (["train", "--run", "smoke__nothing"], ["run is 'smoke__nothing'"]),
         (["verify", "--scale", "quick", "--json", "/dev/null/x"], ["/dev/null"]),  # trains nothing
         (["compute", "flop"], ["computation is 'flop'", "did you mean 'flops'"]),
         (["index", "--scale", "paper"], ["no pages yet"]),
-        (["publish", "--scale", "paper"], ["has no report"]),
+        (["publish", "--scale", "paper"], ["scale is 'paper', but must be one of small"]),
         (["report", "--study", STUDY, "--scale", "paper"], ["has nothing at scale 'paper'"]),
         (["prepare", "--data", "wikipedia-start"], ["data is 'wikipedia-start'"]),
         (["prepare", "--data", "wikitext-2-v1024", "--mirror", "no"], ["mirror is 'no'"]),

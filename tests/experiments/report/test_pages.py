@@ -93,10 +93,10 @@ def test_a_card_of_long_runs_offers_the_shortest(first, shortest, whole):
     times = pd.Series({"a": 1200.0, "b": 60.0, "c": 300.0, "d": 900.0})
     evidence = SimpleNamespace(
         scale="small",
-        runs=pd.DataFrame({"run": list("abc"), "first": first}),
+        runs=pd.DataFrame({"run": list("abc"), "first": first, "method": "m"}),
         of_runs=lambda metric, runs: times.reindex(list(runs)),
     )
-    made = cards.card(replace(finding("opposite"), runs=("a", "b", "c")), evidence, {})
+    made = cards.card(replace(finding("opposite"), a=("m",), runs=("a", "b", "c")), evidence, {})
     assert made["commands"][0] == (shortest, "snakemake verify --config run=b")
     assert made["commands"][1][0] == whole
 

@@ -62,6 +62,14 @@ def edit(key: str, value, phases=two_phases):
         (lambda s: grid(s).update(suite="smok"), ["'smok'", "'smoke'"]),
         (lambda s: recipe(s).update(tokens=10), ["tokens"]),
         (lambda s: s["scales"]["smoke"].append(grid(s)), ["occurs twice"]),
+        (
+            lambda s: s["scales"]["smoke"].extend([{**grid(s), "label": "x"}] * 2),
+            ["'x', as another"],
+        ),
+        (
+            edit("answer", {"small": {"text": "{set} {x}", "when": {"set": "same"}}}),
+            ["'x'", "when"],
+        ),
         (lambda s: grid(s).update(variant="half"), ["variant", "'half'"]),
         (lambda s: grid(s).update(variant=["half"]), ["variant", "'half'"]),
         (lambda s: grid(s).update(variant=[]), ["variant is []"]),

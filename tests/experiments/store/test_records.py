@@ -29,12 +29,12 @@ def made():
 def test_curves_are_thinned_to_a_bound_and_end_at_the_mean_of_the_last_tenth():
     rows = [{"kind": "train", "step": s, "churn": 0.1 if s % 10 == 0 else None} for s in range(999)]
     rows += [{"kind": "validation", "step": s} for s in range(0, 999, 3)]
-    kept = thin_curve(rows, max_rows=100)
-    assert len(kept) <= 100
+    kept = thin_curve(rows)
+    assert len(kept) <= 200
     for kind, last in (("train", 998), ("validation", 996)):
         steps = [row["step"] for row in kept if row["kind"] == kind]
         assert steps[0] == 0 and steps[-1] == last
-    assert sum(row.get("churn") is not None for row in kept) == 25
+    assert sum(row.get("churn") is not None for row in kept) == 50
     assert final_loss([{"kind": "train", "loss": float(loss)} for loss in range(20)]) == 18.5
     assert final_loss([]) is None
 
@@ -51,6 +51,10 @@ def test_lines_that_are_no_json_and_files_of_two_runs_are_named(tmp_path, made):
     (tmp_path / "eval.json").write_text('{"run": "other", "scores": []}')
     with pytest.raises(ValueError, match="eval.json is of run other"):
         gather(tmp_path)
+    (tmp_path / "eval.json").write_text('{"suite": "other", "scores": []}')
+    (tmp_path / "metrics.jsonl").write_text("")
+    gather(tmp_path)
+    assert json.loads((tmp_path / "record.json").read_text())["spec"]["suite"] == "other"
 
 
 def test_tables_are_read_back_as_they_were_and_not_those_of_an_older_version(made, tmp_path):

@@ -153,6 +153,8 @@ def test_other_masks_scores_and_data_are_a_difference_and_times_none():
         assert verification.judge(ending(), other).verdict == "differs"
     (other := ending())["evaluation"]["scores"][0]["value"] = 77.0
     assert "score" in verification.judge(ending(), other).why
+    assert "score" in verification.judge(ending(), ending(evaluation={"scores": []})).why
+    assert "num_nonzero" in verification.judge(ending(), ending(num_nonzero=1)).why
     other = ending(data={"name": "d", "hash": "another"})
     assert "data hash" in verification.judge(ending(), other).why
     new = ending(), ending(4.001, "b"), ending(9.0, "b")

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from experiments.models import gpt2, llama
 from experiments.tasks.lm import Data
@@ -19,9 +18,7 @@ def test_a_tokenizer_is_that_of_a_text_dataset(name):
         Data(name="wikipedia-start", tokenizer=name, **SIZES)
 
 
-def test_an_unknown_dataset_or_one_of_another_kind_is_refused():
-    with pytest.raises(ValueError, match="data.name is 'wikipedai', .*; did you mean 'wikipedia'"):
-        Data(name="wikipedai", **SIZES)
+def test_a_dataset_of_another_kind_is_refused():
     with pytest.raises(ValueError, match="data.name is 'glyphs', but must be one of .*wikipedia"):
         Data(name="glyphs", **SIZES)
 
@@ -35,11 +32,6 @@ def test_sizes_of_gpt2_are_those_of_the_published_models(width, layers, heads, p
     with torch.device("meta"):
         model = gpt2.build(config, vocab_size=50257, context=1024, eos_id=0)
     assert sum(p.numel() for p in model.parameters()) == parameters
-
-
-def test_heads_must_divide_the_width():
-    with pytest.raises(ValidationError, match="hidden_size is 10; it must be a multiple of"):
-        gpt2.Config(hidden_size=10, num_layers=1, num_heads=4)
 
 
 @pytest.mark.parametrize(

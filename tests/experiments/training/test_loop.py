@@ -47,10 +47,11 @@ def rows_of(folder: Path) -> list[dict]:
     return [json.loads(row) for row in (folder / "out/metrics.jsonl").read_text().splitlines()]
 
 
-def interrupted(spec, corpus, folder) -> Saved:
+def interrupted(spec, corpus, folder, computing="fp32 False") -> Saved:
     """The states of a training that a signal of the system has ended."""
     trainer = training.Trainer(spec, data_dir=corpus)
     origin = {"code": "1" * 64, "data": trainer.task.data["hash"], "first_weights": None}
+    origin["computing"] = computing
     saved = Saved(folder / "state" / "run", origin, trainer.say)
     with pytest.raises(training.Interrupted) as caught:
         training.run(trainer, saved, [15])
@@ -71,6 +72,12 @@ def test_a_run_goes_on_with_the_choice_of_the_machine_that_began_it(
     result = run_training(spec, corpus, tmp_path)
     assert result["skip_costs"] == expected["skip_costs"] == [0.01, 0.01, 1, 1, 1, 1]
     assert weights(tmp_path) == weights(tmp_path / "whole")
+
+
+def test_a_state_of_another_precision_is_not_resumed(corpus, tmp_path, capsys):
+    interrupted(short_spec("dense"), corpus, tmp_path, "bf16 False")
+    run_training(short_spec("dense"), corpus, tmp_path)
+    assert "precision or compilation has changed since step" in capsys.readouterr().out
 
 
 def test_a_run_that_moves_to_another_machine_says_so(corpus, tmp_path, monkeypatch):
