@@ -59,7 +59,8 @@ def fetch() -> Path:
                 raise MissingData(f"{NAME}: {address} cannot be read: {reason(error)}") from error
         if hashlib.sha256(content).hexdigest() != expected:
             raise MissingData(f"{NAME}: {name} of {address} has another SHA-256 than {expected}")
-        (FOLDER / name).write_bytes(content)
+        (part := FOLDER / f"{name}.part").write_bytes(content)
+        part.replace(FOLDER / name)
     return FOLDER
 
 
