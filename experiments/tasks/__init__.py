@@ -246,14 +246,13 @@ class Batches:
 
     Args:
         make: ``make(step)`` is the batch, samples first.
-        ahead: Whether a thread prepares the next step's batch; None does so for a GPU.
+
+    Attributes:
+        ahead: Whether a thread prepares the next step's batch.
     """
 
-    def __init__(
-        self, make: Callable[[int], Any], *, device: torch.device, ahead: bool | None = None
-    ) -> None:
-        self.make, self.device = make, device
-        self.ahead = device.type != "cpu" if ahead is None else ahead
+    def __init__(self, make: Callable[[int], Any], *, device: torch.device) -> None:
+        self.make, self.device, self.ahead = make, device, device.type != "cpu"
         self._thread: ThreadPoolExecutor | None = None
         self._next: tuple[int, Future[Any]] | None = None
 

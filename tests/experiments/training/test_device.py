@@ -42,7 +42,8 @@ def test_a_step_gets_its_batch_in_any_order(ahead):
     def make(step):
         return torch.arange(12) + 100 * step, torch.arange(12) * 2
 
-    batches = tasks.Batches(make, device=torch.device("cpu"), ahead=ahead)
+    batches = tasks.Batches(make, device=torch.device("cpu"))
+    batches.ahead = ahead
     for step in (0, 1, 5, 4):  # what was made ahead, and what was not
         assert [part.tolist() for part in batches.of(step)] == [x.tolist() for x in make(step)]
     batches.close()
