@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -109,8 +110,9 @@ def train_again(run: Run, *, repeat: bool = False) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     recorded = reference.find_all([run.id]).get(run.id, {})
     compute = recorded.get("compute", {})
+    compiles = shutil.which(os.environ.get("CXX", "g++")) is not None  # else within rounding
     how = {"execution": recorded["execution"], "precision": compute.get("precision", "fp32"),
-           "compile": compute.get("compile", False)} if recorded else {}  # fmt: skip
+           "compile": compute.get("compile", False) and compiles} if recorded else {}  # fmt: skip
     data = tasks.ensure(run.spec.task, run.spec.data, paths.data(run.spec.data.label))
     training.train(
         run.spec,
