@@ -410,7 +410,7 @@ class CallableSchedule(UpdateSchedule):
         return bool(self.fn(int(step)))
 
 
-# In configs, their values must lie in [0, 1]; those of the others are clamped in use.
+# Their values must lie in [0, 1]; those of the others are clamped in use.
 _BOUNDED = (Constant, Cosine, Cubic, Cycling, Periodic, Polynomial)
 
 
@@ -438,6 +438,7 @@ def make_hyperparameter_schedule(
     """
     rules = rules_of(compat)
     if isinstance(spec, HyperParameterSchedule):
+        spec = _in_bounds(spec, key)
         # One with state must not advance in two algorithms at once.
         return copy.deepcopy(spec) if spec.STATE else spec
     if isinstance(spec, Mapping):
@@ -467,7 +468,10 @@ def _from_type(spec: Mapping[str, Any], key: str, rules: Rules) -> HyperParamete
     cls = known[name.lower()]
     if rules != EXACT and "compat" in inspect.signature(cls).parameters:
         arguments.setdefault("compat", rules)
-    schedule = build(cls, arguments, key)
+    return _in_bounds(build(cls, arguments, key), key)
+
+
+def _in_bounds(schedule: HyperParameterSchedule, key: str) -> HyperParameterSchedule:
     if isinstance(schedule, _BOUNDED):
         low, high, _ = schedule.get_min_max_end(0, LONG)
         check_fraction(low, f"the lowest value of {key}")

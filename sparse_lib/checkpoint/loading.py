@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from sparse_lib.checkpoint.names import State, checked, masks_of, namer
 from sparse_lib.checkpoint.states import as_mask, clear, split_known_state
 from sparse_lib.checks import closest
+from sparse_lib.core.guard import guards
 from sparse_lib.core.parameter import unwrap
 
 
@@ -99,6 +100,8 @@ def load_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, Tenso
         module, leaf = owners[name]
         _register_mask(module, leaf, mask)
         module.get_buffer(f"{leaf}_mask").copy_(mask)
+        if (guard := guards(module).get(leaf)) is not None:
+            guard._origin = None  # a copy's, whose mask it would take back
         clear(module.get_parameter(leaf), ~mask)
     return found
 

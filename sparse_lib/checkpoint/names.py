@@ -79,7 +79,9 @@ def masked(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
             )
         for name, param in module._parameters.items():
             mask = module._buffers.get(f"{name}_mask")
-            if param is not None and mask is not None and mask.dtype == torch.bool:
+            if param is None or mask is None or mask.dtype != torch.bool:
+                continue
+            if mask.shape == param.shape:  # else a buffer of the user's own
                 yield path, module, name, mask
 
 

@@ -203,6 +203,9 @@ def test_masks_alone_are_put_on_a_model_by_name(suffix):
         assert torch.equal(model.get_parameter(name), dense[name] * mask)
     sl.Static(sparsity=0.1).apply(model)  # keeps them
     assert all(torch.equal(checkpoint.masks_of(model)[name], mask) for name, mask in masks.items())
+    twin = copy.deepcopy(model)
+    checkpoint.load_masks(twin, {"4.weight": torch.ones_like(masks["4.weight"])})
+    assert twin.state_dict()["4.weight_mask"].all()  # not taken back from the original
     for wrong, words in (
         ({"4.wieght": given[f"4.weight{suffix}"]}, "no weight '4.wieght'; did you mean '4.weight'"),
         ({"4.weight": torch.ones(3)}, "mask of '4.weight' must be a tensor of shape"),
@@ -340,3 +343,9 @@ def test_what_is_no_chain_is_refused_by_name(modules, words):
         checkpoint.shrink(nn.Sequential(layer, norm, nn.Linear(4, 4), norm))
     with pytest.raises(TypeError, match="not Transformer; give it a part"):
         checkpoint.shrink(nn.Transformer(8, 2, 1, 1, 8))
+
+
+def test_a_users_buffer_of_another_shape_is_no_mask():
+    model = network()
+    model[4].register_buffer("weight_mask", torch.ones(3) > 0)
+    assert not sl.is_sparse(model) and checkpoint.masks_of(model) == {}

@@ -77,6 +77,11 @@ def test_cubic_is_monotone_and_within_its_ends(init, end, start, length, interva
     assert cubic(start + length) == end
 
 
+def test_a_schedule_that_leaves_its_bounds_is_refused():
+    with pytest.raises(ValueError, match="highest value of sparsity .*80"):
+        make_hyperparameter_schedule(Cubic(0, 80, 0, 10))
+
+
 def test_min_max_end():
     assert Cubic(0.5, 0.8, 0, 10, 2).get_min_max_end(0, 10) == (0.5, 0.8, 0.8)
     assert Linear(0.5, -0.01).get_min_max_end(0, 10) == pytest.approx((0.4, 0.5, 0.4))
