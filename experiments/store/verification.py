@@ -134,7 +134,7 @@ def repeats(runs: Collection[str]) -> str:
 
 def _first_difference(recorded: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """The first difference of two records' measurements, in words; empty if there is none."""
-    for what in ("curve", "layers", "final", "flops", "num_parameters", "num_nonzero"):
+    for what in ("curve", "layers", "final", "num_parameters", "num_nonzero"):
         if _timeless(recorded[what]) != _timeless(new[what]):
             return f"its {'last values' if what == 'final' else what} differ"
     theirs, ours = (_scores(record) for record in (recorded, new))
